@@ -28,7 +28,7 @@ _STEPS, _REPEATS, _QUICK_REPEATS = 10_000, 100, 20
 _NAME, _LONG_NAME = "burst", "burst-long"
 _LONG, _QUICK_LONG = 30, 10
 """Times as long as a burst."""
-_PROBES = (1, 4, 10)
+_PROBES = (1, 2, 4)
 """At the function, each with a record of its own: more than the guest makes calls."""
 
 
@@ -47,7 +47,7 @@ def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     """Boot a guest; let it burst with rings of several sizes."""
     repeats, rows = _QUICK_REPEATS if quick else _REPEATS, list[Row]()
     loop = Loop(isa=isa, step=isa.programs.getppid, steps=_STEPS, repeats=repeats, cpus=2)
-    long = replace(loop, repeats=repeats * (_QUICK_LONG if quick else _LONG))
+    long = replace(loop, steps=_STEPS * (_QUICK_LONG if quick else _LONG))
     with machine(isa, {_NAME: loop, _LONG_NAME: long}) as booted:
         rows += [_recorded(booted, long, probes) for probes in _PROBES]
         for ring in (None, 1 * MIB, 16 * MIB):

@@ -37,8 +37,16 @@ TITLE = "recordings: their size; report and convert, in seconds of CPU"
 _EVENTS, _QUICK_EVENTS, _MORE = 1_000_000, 100_000, 10
 _ROUNDS, _QUICK_ROUNDS = 6, 2
 _TEXT, _JSON, _PEER = "report, text", "report, JSON lines", "trace-cmd report"
-_GOAL_OF_PEER = 0.5
-"""The rate of a report of text as a share of trace-cmd's."""
+_DAT_TEXT, _DAT_COLUMNS = "report of a trace.dat, text", "columns of a trace.dat"
+_GOALS = {_TEXT: 0.5, _DAT_TEXT: 5, _DAT_COLUMNS: 60}
+"""Rates, as times of trace-cmd's."""
+_KPROBE = sys.executable, "-m", "kprobes"
+_COUNT = """\
+import sys
+from pathlib import Path
+from kprobes.open_recording import read_events
+print(sum(map(len, read_events(Path(sys.argv[1])))))
+"""
 _FLAT = 1.25
 """Of the memory that a recording takes: what one of ten times as many events may take."""
 
@@ -85,6 +93,7 @@ def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     return [
         *sizes,
         *(_speed(name, rates) for name in (_TEXT, _JSON, *_suffixes())),
+        *(_speed(name, rates) for name in (_DAT_TEXT, _DAT_COLUMNS) if name in rates),
         *(_memory(name, used[name], each, small) for name, each in larger.items()),
     ]
 
@@ -134,13 +143,12 @@ def measured(command: Command) -> Used:
 
 
 def _commands(built: Built, folder: Path) -> dict[str, Command]:
-    kprobe = sys.executable, "-m", "kprobes"
     converts: dict[str, Command] = {
-        suffix: (*kprobe, "convert", built.path, folder / f"out{suffix}") for suffix in _suffixes()
+        suffix: (*_KPROBE, "convert", built.path, folder / f"out{suffix}") for suffix in _suffixes()
     }
     return converts | {
-        _JSON: (*kprobe, "report", built.path, "--format", "json"),
-        _TEXT: (*kprobe, "report", built.path),
+        _JSON: (*_KPROBE, "report", built.path, "--format", "json"),
+        _TEXT: (*_KPROBE, "report", built.path),
     }
 
 
@@ -159,7 +167,14 @@ def _suffixes() -> list[str]:
 def _peer(folder: Path) -> dict[str, Command]:
     # It reads what was converted before its turn.
     program = shutil.which("trace-cmd")
-    return {} if program is None else {_PEER: (program, "report", "-i", folder / "out.dat")}
+    if program is None:
+        return {}
+    file = folder / "out.dat"
+    return {
+        _PEER: (program, "report", "-i", file),
+        _DAT_TEXT: (*_KPROBE, "report", file),
+        _DAT_COLUMNS: (sys.executable, "-c", _COUNT, file),
+    }
 
 
 def _in_turn(commands: Mapping[str, Command], rounds: int) -> dict[str, list[Used]]:
@@ -194,8 +209,8 @@ def _sizes(built: Built, folder: Path) -> list[Row]:
 
 
 def _speed(name: str, rates: Mapping[str, Spread]) -> Row:
-    if name == _TEXT and _PEER in rates:
-        return compared(name, rates[name], rates[_PEER], Goal(_GOAL_OF_PEER), show=_rate)
+    if name in _GOALS and _PEER in rates:
+        return compared(name, rates[name], rates[_PEER], Goal(_GOALS[name]), show=_rate)
     title = f"convert to {name}" if name.startswith(".") else name
     return Row(name=title, figure=_rate(rates[name]))
 

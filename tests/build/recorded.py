@@ -2,6 +2,7 @@
 
 import errno
 import io
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ LAYOUTS = (
     make_layout(5, ("s64", "duration", "symbol", "symstr"), has_caller=True, can_fault=True),
 )
 MODULE = 0xFFFF_FFFF_C000_0000
+EVENTS = int(os.environ.get("KPROBES_EVENTS", "600"))
+"""Of a recording that each exporter is given: two million take minutes."""
 
 
 def _symbols() -> SymbolMap:

@@ -21,7 +21,7 @@ from kprobes.open_recording import opened_recording
 from kprobes.sinks.json import valid_text
 from kprobes.sinks.names import TraceSource
 from tests.build.events import Row, make_batch, make_events
-from tests.build.recorded import CPUS, KERNEL, LAYOUTS, SYMBOLS, recorded
+from tests.build.recorded import CPUS, EVENTS, KERNEL, LAYOUTS, SYMBOLS, recorded
 from tests.build.ring import make_layout
 
 # What reads what we write: each has types of its own, or none.
@@ -37,7 +37,7 @@ SOURCE = TraceSource(version=(6, 1), cpus=CPUS)
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("export") / "x.rec"
-    path.write_bytes(recorded(600))
+    path.write_bytes(recorded(EVENTS))
     return path
 
 
@@ -252,7 +252,7 @@ def test_frames_of_a_trace_have_what_its_events_have(recording: Path) -> None:
         name: len(expected(recording, name)) for name in NAMES
     }
     assert read["a0"].to_list() == [row["a0"] for row in expected(recording, "read")]
-    assert len(polars.DataFrame(trace)) == len(trace) == 600
+    assert len(polars.DataFrame(trace)) == len(trace) == EVENTS
     with pytest.raises(KeyError):
         trace.to_arrow("none")
 

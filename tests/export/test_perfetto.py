@@ -25,7 +25,7 @@ from kprobes.open_recording import opened_recording
 from kprobes.sinks.json import valid_text
 from kprobes.sinks.names import TraceSource
 from tests.build.events import Row, make_batch, make_events
-from tests.build.recorded import CPUS, KERNEL, SYMBOLS, recorded
+from tests.build.recorded import CPUS, EVENTS, KERNEL, SYMBOLS, recorded
 from tests.build.ring import make_layout
 
 SOURCE = TraceSource(version=(6, 1), cpus=CPUS)
@@ -198,7 +198,7 @@ def _symbol(addr: int) -> str:
 
 def test_every_event_of_a_recording_is_there_with_all_its_values(tmp_path: Path) -> None:
     path, out = tmp_path / "x.rec", tmp_path / "x.pftrace"
-    path.write_bytes(recorded(600))
+    path.write_bytes(recorded(EVENTS))
     rounds = list(kprobes.load(path).batches())
     with opened_recording(path) as recording:
         (boot,) = ((boot, list(boot.rounds)) for boot in recording.boots())
@@ -222,7 +222,7 @@ def test_every_event_of_a_recording_is_there_with_all_its_values(tmp_path: Path)
         for each in found.shown
     )
     assert shown == Counter(one for events in rounds for one in expected(events))
-    assert sum(shown.values()) == 600
+    assert sum(shown.values()) == EVENTS
     assert {each.category for each in found.shown} == {"kprobes"}
     slices = [each for each in found.shown if each.end is not None]
     assert len(slices) > 50

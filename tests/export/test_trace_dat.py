@@ -20,7 +20,7 @@ from kprobes.open_recording import opened_recording
 from kprobes.ring.ftrace import Contexts
 from kprobes.sinks.names import TraceSource
 from tests.build.events import Row, make_batch, make_events
-from tests.build.recorded import CPUS, KERNEL, LAYOUTS, SYMBOLS, recorded
+from tests.build.recorded import CPUS, EVENTS, KERNEL, LAYOUTS, SYMBOLS, recorded
 from tests.build.ring import make_layout
 from tests.build.trace_dat import Dat, read_dat
 
@@ -70,7 +70,7 @@ def by_cpu(rounds: Sequence[Events]) -> list[Event]:
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("export") / "x.rec"
-    path.write_bytes(recorded(600))
+    path.write_bytes(recorded(EVENTS))
     return path
 
 
@@ -92,7 +92,7 @@ def test_the_values_are_the_batches(recording: Path, dat: Dat) -> None:
     found = list(dat.events())
 
     wanted = by_cpu(list(kprobes.load(recording).batches()))
-    assert len(found) == len(wanted) == 600
+    assert len(found) == len(wanted) == EVENTS
     for got, want in zip(found, wanted, strict=True):
         layout = layouts[want.name]
         head = {"event": want.name, "cpu": want.cpu, "ts": want.ts, "common_pid": want.pid}

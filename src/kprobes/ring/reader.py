@@ -20,7 +20,8 @@ from kprobes.ring.records import FoundRecords, Records, Rows, batch, find, run_o
 
 _NO_STARTS = np.empty(0, np.int64)
 _MOST = 1 << 20
-"""Bytes that are taken at once where they are not decoded: they are given back one by one."""
+"""Bytes that are read at once: what is made of them stays in the cache meanwhile, and memory of
+that size is used again and not mapped anew. What is kept as bytes is given back part by part."""
 
 
 def decode(chunk: Chunk, shapes: Shapes, clock: Clock) -> Decoded:
@@ -179,7 +180,7 @@ class RingReader:
         self.damaged = 0
 
     def read(self, head: int, shapes: Shapes, clock: Clock) -> list[Decoded]:
-        """Decode what was committed up to ``head``: one value per side of the wrap.
+        """Decode what was committed up to ``head``: a value for each part of the ring, in order.
 
         The caller reads ``head`` from the guest before, and tells it ``tail`` afterwards.
 
@@ -213,7 +214,7 @@ class RingReader:
             RingError: the guest's head is none that our writer could have reached.
         """
         self._check(head)
-        for chunk in self._chunks(head, _MOST):
+        for chunk in self._chunks(head):
             committed = _commit(chunk, shapes)
             end = chunk.position + len(committed.chunk.data) & POSITION_MASK
             self.tail = head if committed.is_lost else end
@@ -239,14 +240,13 @@ class RingReader:
                 f"in a ring of {self._geometry.size} bytes"
             )
 
-    def _chunks(self, head: int, most: int = POSITION_MASK) -> Iterator[Chunk]:
-        # At most two of any size: after the wrap less than a lap is left.
+    def _chunks(self, head: int) -> Iterator[Chunk]:
         while True:
             ahead = (head - self.tail) & POSITION_MASK
             # Beyond the size: the last record that was taken ends after this head.
             if ahead == 0 or ahead > self._geometry.size:
                 return
-            yield self._chunk(min(ahead, most))
+            yield self._chunk(min(ahead, _MOST))
 
     def _chunk(self, ahead: int) -> Chunk:
         size, slack = self._geometry.size, self._geometry.slack

@@ -111,9 +111,12 @@ def _window(
     rows: NDArray[np.uint32],
     form: Format,
 ) -> Iterable[bytes]:
+    present: list[int] = np.flatnonzero(np.bincount(which)).tolist()
+    if len(present) == 1:
+        return form(batches[present[0]].take(rows))
     lines: list[bytes] = []
     places = np.empty(len(which), np.int64)
-    for index in np.flatnonzero(np.bincount(which)).tolist():
+    for index in present:
         is_its = which == index
         own = rows[is_its]
         places[is_its] = np.arange(len(lines), len(lines) + len(own))

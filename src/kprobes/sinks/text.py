@@ -179,6 +179,9 @@ _NS_PER_US = np.uint64(1000)
 _US_PER_S = np.uint64(1_000_000)
 
 _TASK = np.dtype([("comm", "S16"), ("pid", "<i4"), ("cpu", "<u4"), ("context", "<u8")])
+_KEY = f"V{_TASK.itemsize}"
+_RUN = 4
+"""Events of one task in a row, on average, from which on they are taken together."""
 
 
 class TaskTexts(dict[bytes, bytes]):
@@ -204,7 +207,15 @@ class TaskTexts(dict[bytes, bytes]):
         keys = np.empty(len(batch), _TASK)
         keys["comm"], keys["pid"] = batch.comm, batch.pid
         keys["cpu"], keys["context"] = batch.cpu, batch.context
-        return list(map(self.__getitem__, keys.view(f"V{_TASK.itemsize}").tolist()))
+        words = keys.view(np.uint64).reshape(len(keys), -1)
+        # Events of a task follow each other: then one look-up is for all of them.
+        begins = np.flatnonzero((words[1:] != words[:-1]).any(axis=1)) + 1
+        if len(begins) > len(keys) // _RUN:
+            return list(map(self.__getitem__, keys.view(_KEY).tolist()))
+        begins = np.concatenate([[0], begins])[: len(keys)]
+        found = np.empty(len(begins), object)
+        found[:] = list(map(self.__getitem__, keys[begins].view(_KEY).tolist()))
+        return found.repeat(np.diff(begins, append=len(keys))).tolist()
 
 
 class TextSink:
