@@ -50,7 +50,7 @@ from kprobes.model.resolved import RecordLayout
 from kprobes.ring.chunk import POSITION_MASK, Chunk, Decoded, Shapes
 from kprobes.ring.ftrace import PID_LIMIT, HostDecoded, TaskNames
 from kprobes.ring.ftrace_pages import PageDecoder, shapes_of
-from kprobes.ring.merge import Merger
+from kprobes.ring.merge import Merger, gathered
 from kprobes.ring.reader import decode
 from kprobes.sinks.names import TraceSource
 from kprobes.timeline import Bounds
@@ -63,6 +63,8 @@ _PAGE_HEAD = 10
 _READ = 1 << 16
 _MAX_ROUND = 1 << 28
 """Bytes of one look's chunks that are held at most: only in large rings one finds more."""
+_AT_ONCE = 1 << 14
+"""Events that are yielded together at least, of a file."""
 _MAX_WASTED = 1 << 30
 """Bytes in damaged frames after which the rest is given up: each may be looked at many times."""
 _T = TypeVar("_T")
@@ -182,6 +184,8 @@ class Recording:
         Raises:
             FormatError: it is no recording, or one of another version.
         """
+        # What comes through a pipe may go on for long.
+        self._at_once = _AT_ONCE if stream.seekable() else 1
         self._frames = _Frames(stream)
         self._each = iter(self._frames)
         self._kernel: RecordedKernel | None = None
@@ -271,13 +275,27 @@ class Recording:
             yield RecordedBoot(
                 kernel=kernel,
                 source=source,
-                rounds=self._rounds(kernel),
+                rounds=self._gathered(self._rounds(kernel)),
                 new_lost=self._new_lost,
             )
 
     def symbol_at(self, addr: int) -> str:
         """Return what ``%pS`` printed for an address, of the boot that is read."""
         return self._names(addr)
+
+    def _gathered(self, rounds: Iterator[Events]) -> Iterator[Events]:
+        # Of where there are few in each look, many at once; what was lost stays between them.
+        held: list[Events] = []
+        count, lost = 0, self._lost
+        for events in rounds:
+            if len(events):
+                held.append(events)
+                count += len(events)
+            if count >= self._at_once or self._lost != lost:
+                yield gathered(held or [events])
+                held, count, lost = [], 0, self._lost
+        if held:
+            yield gathered(held)
 
     def _rounds(self, kernel: RecordedKernel) -> Iterator[Events]:
         held = 0

@@ -271,6 +271,7 @@ def test_rows_that_are_written_in_parts_are_all_there(
     recording: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kprobes.export.arrow._ROWS", 20)
+    monkeypatch.setattr("kprobes.recording._AT_ONCE", 1)
     is_parquet = suffix == ".parquet"
     out = convert(recording, tmp_path / f"out{suffix}")
 

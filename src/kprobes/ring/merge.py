@@ -160,6 +160,33 @@ def in_order(batches: Iterable[Batch]) -> Events:
     return Events(batches=whole, batch=which[order], row=rows[order])
 
 
+def gathered(rounds: Sequence[Events]) -> Events:
+    """Return events that follow each other as one, copies, in their order."""
+    if len(rounds) == 1:
+        return rounds[0]
+    places: dict[int, int] = {}
+    parts: list[list[Batch]] = []
+    lengths: list[int] = []
+    which, rows = [np.empty(0, np.uint16)], [np.empty(0, np.uint32)]
+    for events in rounds:
+        own = np.zeros(len(events.batches), np.uint16)
+        starts = np.zeros(len(events.batches), np.uint32)
+        for at, each in enumerate(events.batches):
+            # One that was defined anew may have the number of another.
+            place = places.setdefault(id(each.layout), len(parts))
+            if place == len(parts):
+                parts.append([])
+                lengths.append(0)
+            own[at], starts[at] = place, lengths[place]
+            parts[place].append(each)
+            lengths[place] += len(each)
+        which.append(own[events.batch])
+        rows.append(starts[events.batch] + events.row)
+    return Events(
+        batches=tuple(map(join, parts)), batch=np.concatenate(which), row=np.concatenate(rows)
+    )
+
+
 def _places(parts: Iterable[Sequence[Batch]]) -> NDArray[np.uint64]:
     places = (batch.place for part in parts for batch in part)
     return np.concatenate([place for place in places if place is not None])
