@@ -132,8 +132,10 @@ class Selection:
         """Return how many events there are of each name, those with none included."""
         found = Counter({layout.event: 0 for layout in self.layouts})
         for events in self.rounds:
-            for index, count in enumerate(np.bincount(events.batch).tolist()):
-                found[events.batches[index].layout.event] += count
+            counts = np.bincount(events.batch)
+            # Batches may have other events, of which none is selected.
+            for index in np.flatnonzero(counts).tolist():
+                found[events.batches[index].layout.event] += int(counts[index])
         return found
 
     def column(self, name: str) -> Column:
