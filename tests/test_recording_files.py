@@ -46,6 +46,13 @@ def files_of(folder: Path) -> list[Path]:
     return sorted(folder.glob("x*.rec"), key=lambda path: int((path.stem + ".1").split(".")[1]))
 
 
+def test_the_end_alone_begins_no_file(tmp_path: Path) -> None:
+    # One look is as large as a file may be.
+    fill(RotatingWriter(tmp_path / "x.rec", most=1), 30)
+
+    assert [bool(events(printed(path.read_bytes()))) for path in files_of(tmp_path)] == [True] * 2
+
+
 def test_each_of_several_files_prints_its_part(tmp_path: Path) -> None:
     traced = fill(RotatingWriter(tmp_path / "x.rec", most=20_000), 4000)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kprobes.errors import KprobesError
 from kprobes.formats.recording import FrameKind, file_header, pack_frame
+from kprobes.model.recording import RecordingEnd
 from kprobes.recording_writer import (
     FileWriter,
     Needed,
@@ -75,6 +76,11 @@ class RotatingWriter(FileWriter):
         super()._put(needed, data)
         self._records += len(data)
         self._remove_oldest()
+
+    def end(self, end: RecordingEnd) -> None:
+        """Take what was counted, into the file of the last records."""
+        self._is_between = False
+        super().end(end)
 
     def _end_round(self) -> None:
         # What one look has found is in one file.
