@@ -10,6 +10,8 @@ import pytest
 from kprobes.cli.main import main
 from kprobes.errors import KprobesError
 from kprobes.formats.recording import FrameKind
+from kprobes.model.events import NO_COUNTS
+from kprobes.model.recording import RecordingEnd
 from kprobes.recording_files import RotatingWriter, SnapshotWriter, folded
 from kprobes.recording_writer import RecordingWriter
 from tests.build.recorded import KERNEL, SYMBOLS, Recorded, hits, printed, text_of
@@ -47,10 +49,19 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def test_the_end_alone_begins_no_file(tmp_path: Path) -> None:
+    recorded = Recorded()
+    recorded.writer.close()
     # One look is as large as a file may be.
-    fill(RotatingWriter(tmp_path / "x.rec", most=1), 30)
+    recorded.writer = RotatingWriter(tmp_path / "x.rec", most=1)
+    recorded.writer.begin(KERNEL, SYMBOLS)
+    for cpu, hit in hits(30):
+        assert recorded.rings[cpu].write(hit)
+    recorded.look()
+    recorded.writer.end(RecordingEnd(real_ns=1, counts=NO_COUNTS))
+    recorded.end()
 
-    assert [bool(events(printed(path.read_bytes()))) for path in files_of(tmp_path)] == [True] * 2
+    (file,) = files_of(tmp_path)
+    assert len(events(printed(file.read_bytes()))) == 30
 
 
 def test_each_of_several_files_prints_its_part(tmp_path: Path) -> None:
