@@ -19,6 +19,9 @@ from kprobes.ring.chunk import POSITION_MASK, Bytes, Chunk, Committed, Decoded, 
 from kprobes.ring.records import FoundRecords, Records, Rows, batch, find, run_of_one, sound
 
 _NO_STARTS = np.empty(0, np.int64)
+# glibc maps anew, page by page, what is larger than the largest block that was ever given back, and
+# gives memory back at twice that: mallopt(3), M_MMAP_THRESHOLD. This one is never touched.
+np.empty(31 << 20, np.uint8)
 _MOST = 1 << 20
 """Bytes that are read at once: what is made of them stays in the cache meanwhile, and memory of
 that size is used again and not mapped anew. What is kept as bytes is given back part by part."""
