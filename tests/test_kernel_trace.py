@@ -341,6 +341,20 @@ def test_a_copy_of_tracefs_is_read(tmp_path: Path) -> None:
     assert b"Linux 6.1.0-9-amd64, x86_64, 2 CPUs" in kprobe("info", tmp_path).stdout
 
 
+def test_what_cannot_be_printed_is_named_and_printed_by_its_fields(tmp_path: Path) -> None:
+    path = copy_of(tmp_path)
+    (path / "events/syscalls/sys_enter_write").mkdir(parents=True)
+    text = NAMED.replace("name: named", "name: sys_enter_write").replace("] name;", "] __buf_val;")
+    text = text.replace("__get_str(name)", "__print_dynamic_array(__buf_val, 1)")
+    (path / "events/syscalls/sys_enter_write/format").write_text(text)
+    (path / "events/sched/named/format").unlink()
+
+    done = kprobe("report", path)
+
+    assert "     0.000005: sys_enter_write: __buf_val=x y words=" in lines_of(done.stdout)[4]
+    assert b"sys_enter_write (the function print_syscall_enter())" in done.stderr
+
+
 def test_without_names_there_are_numbers(tmp_path: Path) -> None:
     path = copy_of(tmp_path)
     for name in ("kallsyms", "saved_cmdlines", "trace_clock", "uname"):

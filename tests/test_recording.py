@@ -74,18 +74,10 @@ def test_who_exports_is_told_of_each_cpus_lost_records_between_the_events() -> N
         assert sum(n for each in told for its, n in each if its == cpu) == ring.lost
 
 
-class Pipe(io.BytesIO):
-    """What can only be read on."""
-
-    def seekable(self) -> bool:
-        """Return False."""
-        return False
-
-
 def test_few_events_in_each_look_are_read_together_in_the_same_order() -> None:
     recorded = record(3000, every=3)
 
-    rounds, _ = read(recorded.end())
+    rounds, _ = read(recorded.end(), is_file=True)
 
     assert len(rounds) < 3 < len(recorded.traced) - 900
     assert all(len({b.layout.event_id for b in e.batches}) == len(e.batches) for e in rounds)
@@ -107,9 +99,7 @@ def test_a_record_that_is_not_whole_yet_keeps_others_waiting_as_in_a_trace() -> 
     first.commit(late, position)
     recorded.look()
 
-    # Events of a file are gathered, those of a pipe come as they came.
-    (boot,) = Recording(Pipe(recorded.end())).boots()
-    rounds = list(boot.rounds)
+    rounds, _ = read(recorded.end())
 
     assert [n for n in map(len, rounds) if n] == [n for n in map(len, recorded.traced) if n]
     assert text_of(rounds) == text_of(recorded.traced)

@@ -153,9 +153,17 @@ class Recorded:
         return self.file.getvalue()
 
 
-def read(data: bytes) -> tuple[list[Events], Recording]:
-    """Return what is read of a file."""
-    recording = Recording(io.BytesIO(data))
+class Pipe(io.BytesIO):
+    """What can only be read on: of it events come as they were found, in many rounds."""
+
+    def seekable(self) -> bool:
+        """Return False."""
+        return False
+
+
+def read(data: bytes, *, is_file: bool = False) -> tuple[list[Events], Recording]:
+    """Return what is read of a pipe, or of a file."""
+    recording = Recording(io.BytesIO(data) if is_file else Pipe(data))
     return [events for boot in recording.boots() for events in boot.rounds], recording
 
 

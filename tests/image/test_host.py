@@ -92,6 +92,18 @@ def test_symbols_that_help_nobody_are_told(text: bytes, what: str) -> None:
         host_kernel(files(text))
 
 
+def test_the_kernels_own_may_stand_behind_a_modules() -> None:
+    table, modules = parse_kallsyms(
+        b"ffffffff81000000 T one\nffffffffc0000000 t mine\t[mod]\nffffffff81000100 T two\n"
+    )
+
+    assert [hex(addr) for addr in table.addrs.tolist()] == [
+        "0xffffffff81000000", "0xffffffff81000100",
+    ]  # fmt: skip
+    assert table.blob == b"\0one\0two\0"
+    assert [module.name for module in modules] == ["mod"]
+
+
 def test_an_empty_table_has_nothing() -> None:
     table, modules = parse_kallsyms(b"")
 

@@ -172,6 +172,18 @@ def test_events_are_at_their_places_from_both_ends() -> None:
             chosen.at(place)
 
 
+def test_what_all_have_is_beside_a_field_of_its_name() -> None:
+    layout = make_layout(1, ["u32", "string"], event="waking", names=["pid", "comm"])
+    rows = [Row(ts=1, pid=5, comm=b"sh", values=(7, b"cat"))]
+
+    found = columns_of([make_events([make_batch(layout, rows)])], "waking")
+
+    names = ("pid", "comm", "common_pid", "common_comm", "ts")
+    assert {name: found[name].tolist() for name in names} == {
+        "pid": [7], "comm": ["cat"], "common_pid": [5], "common_comm": ["sh"], "ts": [1],
+    }  # fmt: skip
+
+
 def test_events_are_counted_by_name() -> None:
     names = [event.name for event in EVENTS]
 

@@ -156,6 +156,17 @@ def test_events_of_several_kinds_are_written_in_their_order() -> None:
     assert [line.split(b": ")[1] for line in lines] == [b"e1", b"e2", b"e1", b"e2"]
 
 
+@pytest.mark.parametrize("length", [1, 3, 10])
+def test_each_line_names_its_task_however_many_follow_each_other(length: int) -> None:
+    rows = [Row(ts=n * 1000, pid=n // length, comm=b"task-%d" % (n // length)) for n in range(40)]
+
+    lines = lines_of(make_events([make_batch(make_layout(1), rows)]))
+
+    # What pid 0 is called is another matter.
+    names = [line.split(b" [")[0].strip() for line in lines[length:]]
+    assert names == [b"task-%d-%d" % (n // length, n // length) for n in range(length, 40)]
+
+
 def test_more_events_than_a_window_lose_none() -> None:
     count = 2 * WINDOW + 3
     layout = make_layout(1, ("u32",))
