@@ -16,9 +16,6 @@ from kprobes.model.resolved import RecordLayout
 from kprobes.recording import RecordedBoot, Recording
 from kprobes.timeline import Bounds
 
-_TRACE_DAT = b"\x17\x08\x44tracing"
-"""``formats.trace_dat.MAGIC``; who reads others does without that module."""
-
 
 class EventFile(Protocol):
     """A ``Recording``, which is read once, or what is read likewise.
@@ -85,6 +82,9 @@ def opened_recording(path: Path) -> Generator[EventFile]:
 
 
 def _opened(path: Path, files: ExitStack) -> EventFile:
+    # Who only records does without.
+    from kprobes.formats.trace_dat import MAGIC
+
     try:
         if path.is_dir():
             return _kernel_trace_of_pages(path)
@@ -92,7 +92,7 @@ def _opened(path: Path, files: ExitStack) -> EventFile:
         stream = cast("BufferedReader", sys.stdin.buffer) if is_input else path.open("rb")
         if not is_input:
             files.enter_context(stream)
-        if stream.peek(len(_TRACE_DAT))[: len(_TRACE_DAT)] != _TRACE_DAT:
+        if not stream.peek(len(MAGIC)).startswith(MAGIC):
             return Recording(stream)
         return _kernel_trace(_seekable(stream, files), path)
     except OSError as error:
