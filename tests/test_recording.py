@@ -17,7 +17,7 @@ from kprobes.errors import FormatError
 from kprobes.formats.recording import HEADER_SIZE, MARKER, FrameKind, file_header, pack_frame
 from kprobes.model.clock import Knot, Line, PiecewiseLinear, Scale, Scales, Shifted, Unscaled
 from kprobes.model.events import Counts, Hits
-from kprobes.model.recording import RecordedClock, RecordedRound, RecordingEnd
+from kprobes.model.recording import RecordedClock, RecordedEvents, RecordedRound, RecordingEnd
 from kprobes.recording import Recording
 from kprobes.recording_writer import pack
 from kprobes.sinks import FORMATS
@@ -72,6 +72,15 @@ def test_who_exports_is_told_of_each_cpus_lost_records_between_the_events() -> N
     assert len([each for each in told if each]) > 1
     for cpu, ring in enumerate(recorded.rings):
         assert sum(n for each in told for its, n in each if its == cpu) == ring.lost
+
+
+def test_only_events_of_probes_are_in_a_recording() -> None:
+    # What is printed by a print fmt is of trace-cmd's files: here it could be of any columns.
+    event = RecordedEvents(layouts=(replace(LAYOUTS[0], print_fmt='"%d", REC->a0'),))
+    data = file_header() + pack(FrameKind.KERNEL, KERNEL) + pack(FrameKind.EVENTS, event)
+
+    with pytest.raises(FormatError, match="not of a probe"):
+        read(data)
 
 
 def test_few_events_in_each_look_are_read_together_in_the_same_order() -> None:

@@ -356,6 +356,7 @@ class Recording:
                 pass
 
     def _add(self, layout: RecordLayout) -> None:
+        _check_layout(layout)
         with _as_format_errors("a recording with an event that cannot be"):
             self._shapes.add(layout)
 
@@ -373,6 +374,8 @@ class Recording:
     def _add_host(self, events: Sequence[HostEvent]) -> None:
         if self._pages is None:
             raise FormatError("a recording with events of no instance")
+        for layout in (layout for event in events for layout in event.layouts):
+            _check_layout(layout)
         with _as_format_errors("a recording with an event that cannot be"):
             self._pages.add(events)
         self._host_layouts |= {each.event_id: each for event in events for each in event.layouts}
@@ -445,6 +448,11 @@ class Recording:
         for batch in events.batches:
             self._recorded[batch.layout.event_id] += len(batch)
         return events
+
+
+def _check_layout(layout: RecordLayout) -> None:
+    if layout.print_fmt:
+        raise FormatError("a recording with an event that is not of a probe")
 
 
 @contextmanager

@@ -189,6 +189,18 @@ def test_any_record_is_read_or_refused(noise: bytes, good: bytes) -> None:
             continue
 
 
+@pytest.mark.parametrize(
+    ("storage", "count"), [(Storage.STRING, 2), (Storage.COMM, None), (Storage.COMM, 2)]
+)
+def test_texts_where_the_kernel_has_none_are_refused(storage: Storage, count: int | None) -> None:
+    own = field("__probe_ip", 8, 8), field("a", 16, 8)
+    one = replace(shown("a", "u64", count=count), storage=storage)
+    event = HostEvent(format=form(7, "ev", *own), layouts=(layout(1, "ev", OPEN_IP, one),))
+
+    with pytest.raises(FormatError, match="event ev has no text at the place of a"):
+        EventShape(event, hex, iter(range(9)).__next__)
+
+
 def test_a_symbol_that_the_kernel_names_itself_is_shown_as_its_string() -> None:
     own = replace(shown("s", "u64"), type="symstr")
     event = HostEvent(

@@ -148,6 +148,9 @@ def _dtype(
     if CALLER in own:
         parts["caller"] = ("<u8", _named(own, CALLER, form).offset)
     for i, (field, where) in enumerate(pairs):
+        is_text = field.storage is Storage.COMM or (is_cut_out(field, where) and field.count)
+        if is_text and where.locator is Locator.HERE:
+            raise FormatError(f"event {form.name} has no text at the place of {field.name}")
         if not is_cut_out(field, where):
             parts[f"f{i}"] = (_column(field, where, form), where.offset)
     return _struct(parts, form.size)
