@@ -10,6 +10,7 @@ from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import Counts, Events, Hits, Loads
 from kprobes.model.kernel import Kernel
 from kprobes.model.options import Options, Wanted
+from kprobes.model.resolved import RecordLayout
 from kprobes.recording_writer import RecordingWriter
 from kprobes.sinks.names import TraceSource
 
@@ -84,6 +85,11 @@ class Driver(EventDriver, Protocol):
     @property
     def waiting(self) -> Sequence[Definition]:
         """What is defined and waits for modules that are not loaded."""
+        ...
+
+    @property
+    def layouts(self) -> Sequence[RecordLayout]:
+        """Of the records of all that is defined and can be probed."""
         ...
 
     @property

@@ -8,9 +8,12 @@ from typing import Any, SupportsIndex, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from kprobes.column_hist import histogram_of
 from kprobes.errors import UsageError
+from kprobes.histogram import Histogram
 from kprobes.model.columns import Selection
-from kprobes.model.events import Column, Event
+from kprobes.model.events import NO_EVENTS, Column, Event, Events
+from kprobes.model.hist import trigger_text
 from kprobes.model.resolved import Storage
 from kprobes.sinks.names import TraceSource
 from kprobes.trace_display import PlotKind, events_table, plot_field, plot_hits
@@ -121,6 +124,54 @@ class EventColumns:
         fields = ", ".join(self._chosen.fields) or "none"
         raise KeyError(f"{self.name} has no duration; its fields: {fields}")
 
+    def histogram(self, trigger: str) -> Histogram:
+        """Return what a hist trigger of the kernel counts of these events.
+
+        ``trace["read"].histogram("keys=comm:vals=got if got > 0")``
+
+        Raises:
+            DefinitionError: it is wrong, with the caret.
+            UsageError: no event of this name was recorded.
+        """
+        kinds = Events(batches=self._chosen.kinds, batch=NO_EVENTS.batch, row=NO_EVENTS.row)
+        found = histogram_of([kinds, *self._chosen.rounds], trigger, self._source)
+        if found is None:
+            raise UsageError(f"no event {self.name} was recorded that could be counted")
+        return found
+
+    def count(self, by: str | Sequence[str] = "comm") -> Histogram:
+        """Return how many events there are of each task, or by other keys, most first.
+
+        Args:
+            by: ``comm``, ``pid``, ``cpu``, ``function``, fields with modifiers or without; or up to
+                three of these.
+
+        Raises:
+            DefinitionError: there is no such field, or modifier.
+            UsageError: no event of this name was recorded.
+        """
+        return self.histogram(trigger_text(_words(by)))
+
+    def hist(self, field: str | None = None, *, by: str | Sequence[str] = ()) -> Histogram:
+        """Return how a number is distributed.
+
+        ``trace["read"].hist(by="comm")`` is of durations, ``trace["read"].hist("got.buckets=100")``
+        has buckets of that width.
+
+        Args:
+            field: of which; None for the duration. Without a modifier by powers of two.
+            by: as of ``count``, up to two.
+
+        Raises:
+            DefinitionError, UsageError: as of ``count``.
+            KeyError: the event has no duration.
+        """
+        chosen = self._duration() if field is None else field
+        name, dot, _ = chosen.partition(".")
+        return self.histogram(
+            trigger_text([*_words(by), chosen if dot else f"{name}.log2"], sort=name)
+        )
+
     def plot(self, field: str | None = None, *, kind: PlotKind = "time", ax: Any = None) -> Any:
         """Draw over time how often it was hit, or a field's values, and return the ``Axes``.
 
@@ -212,6 +263,10 @@ def arrow_table(
     from kprobes.export import load
 
     return load("arrow").table(chosen, source, is_named=is_named, is_raw=is_raw)
+
+
+def _words(by: str | Sequence[str]) -> list[str]:
+    return by.split(",") if isinstance(by, str) else [*by]
 
 
 def to_pandas(table: Any) -> Any:

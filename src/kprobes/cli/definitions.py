@@ -17,6 +17,11 @@ from msgspec import Struct
 
 from kprobes.errors import DefinitionError, KprobesError, RefusedError, UsageError
 
+if TYPE_CHECKING:
+    # A third of a second to import, which reading a file does not need.
+    from kprobes.model.definition import Definition
+    from kprobes.open import AnySession
+
 _MAX_SIZE = 16 << 20
 _PARAMETER = "kprobe_event="
 
@@ -39,12 +44,21 @@ def read_definitions(words: Sequence[str], *, arch: str | None = None) -> str:
         UsageError: a file cannot be read, or there is no definition at all.
         DefinitionError: the first one that is wrong; a note says where it stands.
     """
+    texts = read_texts(words)
+    if not _parsed(texts, _registers(arch)):
+        raise UsageError("nothing to probe: no definition was given")
+    return "\n".join(text.text for text in texts)
+
+
+def parsed(words: Sequence[str]) -> "Sequence[Definition]":
+    """Return the definitions that words stand for, whatever the kernel; errors as above."""
+    return _parsed(read_texts(words), _registers(None))
+
+
+def _parsed(texts: Sequence[Text], registers: Sequence[str]) -> "Sequence[Definition]":
     from kprobes.lang.append import apply
     from kprobes.lang.parser import parse_statements
-    from kprobes.model.definition import Definition
 
-    registers = _registers(arch)
-    texts = read_texts(words)
     found: tuple[Definition, ...] = ()
     for text in texts:
         try:
@@ -55,9 +69,7 @@ def read_definitions(words: Sequence[str], *, arch: str | None = None) -> str:
             else:
                 error.__notes__ = []
             raise
-    if not found:
-        raise UsageError("nothing to probe: no definition was given")
-    return "\n".join(text.text for text in texts)
+    return found
 
 
 def add_place(error: DefinitionError, words: Sequence[str]) -> None:
@@ -117,11 +129,6 @@ def _bytes(word: str) -> bytes:
         return sys.stdin.buffer.read(_MAX_SIZE + 1)
     with Path(word[1:]).open("rb") as file:
         return file.read(_MAX_SIZE + 1)
-
-
-if TYPE_CHECKING:
-    # A third of a second to import, which reading a file does not need.
-    from kprobes.open import AnySession
 
 
 class Script(Struct, frozen=True, kw_only=True):

@@ -15,10 +15,12 @@ from typing import BinaryIO, NoReturn, TypeVar
 from kprobes.cli import (
     check,
     convert,
+    count,
     diff,
     doctor,
     fail,
     guest,
+    hist,
     info,
     list,
     open,
@@ -41,6 +43,8 @@ _Code = TypeVar("_Code", int, str | int | None)
 COMMANDS: tuple[ModuleType, ...] = (
     trace,
     record,
+    count,
+    hist,
     report,
     info,
     stats,
@@ -111,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, out: BinaryIO) -> int:
     path = getattr(args, "output", None)
-    if path is None or args.name in (trace.NAME, vng.NAME, report.NAME):
+    if path is None or args.name in (trace.NAME, vng.NAME, report.NAME, count.NAME, hist.NAME):
         return args.run(args, out)
     from kprobes.cli.output import check_writable, open_output
 

@@ -78,6 +78,12 @@ class Output:
                 self._stream.write(self.mark)
                 self._sink.write(NO_EVENTS)
 
+    def refresh(self) -> None:
+        """Have the sink write what it has, where it does so from time to time."""
+        with self._noting():
+            if self._error is None:
+                self._sink.write(NO_EVENTS)
+
     def write(self, events: Events) -> None:
         """Write events, or drop them when the output is gone."""
         self._todo.extend(_parts(events))

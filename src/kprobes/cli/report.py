@@ -6,7 +6,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from kprobes.cli import options, trace
+from kprobes.cli import counting, options, trace
+from kprobes.cli.counting import Counting
 from kprobes.cli.terminal import counted, print_message
 from kprobes.errors import UsageError
 
@@ -34,6 +35,9 @@ examples:
   kprobe report reads.rec --format json --event 'read*' --comm cat
   kprobe report reads.rec --sort duration --top 20 --format table
 
+--count KEY,... and --hist TRIGGER sum events up, as `kprobe count` and the kernel's hist triggers
+do: --hist 'keys=comm,duration.log2:sort=comm'.
+
 It prints what `kprobe trace` would have printed. Times are the recording's own, in seconds; of
 several recordings, those of the first.
 
@@ -57,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="recordings, files of trace-cmd, copies of tracefs, or - for standard input (default: "
         f"{DEFAULT}); the events of several are put in one order of time",
     )
-    options.add_output(parser, forms=("text", "json", "csv", "table"))
+    options.add_output(parser, forms=("text", "json", "csv", "table", "hist"))
     trace.add_printing(parser)
     parser.add_argument(
         "--no-pager", dest="pager", action="store_false", help="do not start a pager on a terminal"
@@ -67,13 +71,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sort", metavar="FIELD", help="by a number, greatest first: duration, an argument, pid"
     )
     group.add_argument(
-        "--top", type=options.count, metavar="N", help="only the first N of that order"
+        "--top", type=options.count, metavar="N", help="only the first N of that order, or entries"
     )
     group.add_argument(
         "--fields",
         type=lambda text: text.split(","),
         metavar="NAME,...",
         help="only these of the arguments",
+    )
+    group = parser.add_argument_group("in place of events")
+    counts = group.add_mutually_exclusive_group()
+    counts.add_argument(
+        "--count",
+        type=counting.words,
+        metavar="KEY,...",
+        help="how many there are by comm, pid, cpu, function, or arguments; up to three",
+    )
+    counts.add_argument(
+        "--hist",
+        metavar="TRIGGER",
+        help="what a hist trigger of the kernel counts: keys=...:vals=...:sort=... if FILTER",
     )
     add_choice(parser)
 
@@ -152,8 +169,17 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.top is not None and args.sort is None:
+    is_counting = args.count is not None or args.hist is not None
+    if args.top is not None and args.sort is None and not is_counting:
         raise UsageError("--top needs --sort: of which field the greatest are")
+    if args.format == "hist" and not is_counting:
+        raise UsageError("--format hist is for --count and --hist")
+    if is_counting and args.format == "table":
+        raise UsageError("--format table is for events; --count and --hist are one as text")
+    if is_counting and (args.sort or args.fields) is not None:
+        raise UsageError("--sort and --fields are for events; a hist trigger has sort=, vals=")
+    if is_counting and len(args.file) > 1:
+        raise UsageError("--count and --hist are of one recording")
 
 
 def _report(args: argparse.Namespace, path: Path, out: BinaryIO, stop: "Stop") -> int:
@@ -170,7 +196,7 @@ def _report(args: argparse.Namespace, path: Path, out: BinaryIO, stop: "Stop") -
             output = Output(
                 stream, _sink_of(args, boot, fields), is_ours=stream is not out, stop=stop
             )
-            if number:
+            if number and args.format in REBOOT_MARKS:
                 output.mark = REBOOT_MARKS[args.format](boot.kernel.release)
             print_events(args, output, map(choice.of, boot.rounds), stop)
             choice.check()
@@ -247,7 +273,15 @@ def _sink_of(
 ) -> "Callable[[BinaryIO], Sink]":
     from kprobes.sinks import FORMATS
 
-    make, source = FORMATS[args.format], source_of(args, boot)
+    source = source_of(args, boot)
+    if args.count is not None or args.hist is not None:
+        from kprobes.cli.histograms import HistogramSink
+        from kprobes.model.hist import trigger_text
+
+        trigger = args.hist if args.count is None else trigger_text(args.count)
+        shown = counting.shown_of(args)
+        return lambda stream: HistogramSink(stream, source, Counting(trigger=trigger, shown=shown))
+    make = FORMATS[args.format]
     return lambda stream: fields.of(make(stream, source))
 
 

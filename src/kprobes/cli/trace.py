@@ -113,6 +113,7 @@ def add_probing(parser: argparse.ArgumentParser) -> None:
         until_shutdown=False,
         has_ended=_never,
         has_console=False,
+        counting=None,
         recording=None,
         snapshot=None,
         rotate=None,

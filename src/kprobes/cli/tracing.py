@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kprobes.cli.control import Control
+from kprobes.cli.counting import Counting
 from kprobes.cli.definitions import Script
 from kprobes.cli.files import report_ready
 from kprobes.cli.options import is_host, limits, return_method, return_option, strategy
@@ -45,6 +46,7 @@ from kprobes.ports import Sink
 from kprobes.recording_files import RotatingWriter, SnapshotWriter
 from kprobes.recording_writer import FileWriter, RecordingWriter, open_recording
 from kprobes.sinks import FORMATS, REBOOT_MARKS
+from kprobes.sinks.names import TraceSource
 
 
 class LimitSink:
@@ -127,6 +129,7 @@ class Until(Struct, kw_only=True):
         announce: tells that everything is armed.
         control: may end it, or None.
         is_full: whether nothing more may be recorded.
+        is_counting: whether the output shows counts from time to time.
     """
 
     stop: Stop
@@ -138,6 +141,7 @@ class Until(Struct, kw_only=True):
     announce: Callable[[], None] = lambda: None
     control: Control | None = None
     is_full: Callable[[], bool] = lambda: False
+    is_counting: bool = False
     _deadline: float | None = None
 
     @property
@@ -152,6 +156,8 @@ class Until(Struct, kw_only=True):
         if self._deadline is None:
             self._begin()
             self._deadline = time.monotonic() + self.duration_s
+        if self.is_counting:
+            self.output.refresh()
         return (
             self.limit_sink.is_full
             or self.is_full()
@@ -322,17 +328,26 @@ class _Tracer(Struct, kw_only=True):
         is_ours = stream is not self.out
         if not session.definitions and args.control is None:
             return Output(stream, lambda _: NoEvents(), is_ours=is_ours, stop=self.stop)
-        sink = FORMATS[args.format]
         source = replace(
             session.source,
             has_enum_names=args.enum,
             has_wide_numbers=args.json_numbers == "number",
             is_rebooted=self.boots > 0,
         )
-        output = Output(stream, lambda s: sink(s, source), is_ours=is_ours, stop=self.stop)
-        if self.boots:
+        sink = _sink_of(args, source)
+        output = Output(stream, sink, is_ours=is_ours, stop=self.stop)
+        if self.boots and args.counting is None:
             output.mark = REBOOT_MARKS[args.format](session.kernel.release)
         return output
+
+
+def _sink_of(args: argparse.Namespace, source: TraceSource) -> Callable[[BinaryIO], Sink]:
+    if args.counting is None:
+        return lambda stream: FORMATS[args.format](stream, source)
+    from kprobes.cli.histograms import HistogramSink
+
+    counting: Counting = args.counting
+    return lambda stream: HistogramSink(stream, source, counting)
 
 
 def _writer(args: argparse.Namespace, out: BinaryIO) -> RecordingWriter:
@@ -377,6 +392,10 @@ def _define(
     for text, filter_text in texts:
         session.probe(text, filter=filter_text, duration=args.call_duration, exits=args.exits)
     _check_returns(args, session)
+    if args.counting is not None:
+        from kprobes.column_hist import check_hist
+
+        check_hist(args.counting.trigger, session.driver.layouts)
 
 
 def _hang_timeout_s(args: argparse.Namespace) -> float | None:
@@ -435,6 +454,7 @@ class _Run:
             announce=self._announce,
             control=self._control,
             is_full=tracer.is_full,
+            is_counting=self._args.counting is not None,
         )
         progress("arming")
         try:

@@ -51,7 +51,7 @@ from kprobes.model.kernel import Kernel, place_of
 from kprobes.model.options import Limits, Options, Wanted
 from kprobes.model.override import Override, OverrideCounts
 from kprobes.model.plan import Plan
-from kprobes.model.resolved import Resolved
+from kprobes.model.resolved import RecordLayout, Resolved
 from kprobes.model.upcall import UpcallGroup
 from kprobes.plan.cost import site_costs
 from kprobes.ports import Text
@@ -290,6 +290,11 @@ class GuestDriver:
     def waiting(self) -> Sequence[Definition]:
         """What is defined and waits for modules that are not loaded."""
         return tuple(self._planner.resolver.waiting)
+
+    @property
+    def layouts(self) -> Sequence[RecordLayout]:
+        """Of the records of all that is defined and can be probed."""
+        return [probe.layout for probe in self._planner.resolver.probes]
 
     @property
     def left_out(self) -> Sequence[RefusedError]:

@@ -30,6 +30,7 @@ from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import NO_COUNTS, Counts, Events, Hits, HostEvent, Loads
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.model.options import Options, Tasks, Wanted
+from kprobes.model.resolved import RecordLayout
 from kprobes.recording_writer import RecordingWriter
 from kprobes.sinks.names import TraceSource
 from kprobes.units import KIB, MIB
@@ -175,6 +176,11 @@ class HostDriver:
     def waiting(self) -> Sequence[Definition]:
         """Nothing: this kernel waits for modules itself."""
         return ()
+
+    @property
+    def layouts(self) -> Sequence[RecordLayout]:
+        """Of the records of all that is defined."""
+        return [probe.layout for probe in self._preparer.probes.values()]
 
     @property
     def left_out(self) -> Sequence[RefusedError]:

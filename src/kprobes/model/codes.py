@@ -1,4 +1,4 @@
-"""Errors of definitions and filters: the kernel's names and texts, and a few of our own.
+"""Errors of definitions, filters and hist triggers: the kernel's names and texts, and some of ours.
 
 The texts are those of the newest release that has the error (``error_log`` shows nothing else
 of it); older releases differ in a few words, which ``docs/reference/language.md`` lists.
@@ -173,4 +173,46 @@ def filter_error(code: FilterCode, *, text: str, column: int, hint: str = "") ->
         column: of the mark, from 0.
         hint: what would be right, or "".
     """
+    return DefinitionError(code.name, code.value, command=text, column=column, hint=hint)
+
+
+@unique
+class HistCode(Enum):
+    """One error; the member's name is the kernel's, its value the kernel's text."""
+
+    EMPTY_ASSIGNMENT = "Empty assignment"
+    BAD_FIELD_MODIFIER = "Invalid field modifier"
+    FIELD_NOT_FOUND = "Couldn't find field"
+    INVALID_SORT_MODIFIER = "Invalid sort modifier"
+    EMPTY_SORT_FIELD = "Empty sort field"
+    TOO_MANY_SORT_FIELDS = "Too many sort fields (Max = 2)"
+    INVALID_SORT_FIELD = "Sort field must be a key or a val"
+    NEED_NOHC_VAL = "Non-hitcount value is required for 'nohitcount'"
+    TRIGGER_ENOENT_CLEAR = "Can't clear or continue a nonexistent hist trigger"
+
+    # Ours: where the kernel refuses without a word, and what we cannot do.
+    NO_KEYS = "A hist trigger needs keys"
+    TOO_MANY_KEYS = "Too many keys (Max = 3)"
+    TOO_MANY_VALS = "Too many values (Max = 2)"
+    BAD_SIZE = "Invalid size of the table"
+    BAD_WORD = "Unknown word in a hist trigger"
+    BAD_IF = "A filter is written: if FIELD OPERATOR VALUE"
+    BAD_KEY = "Field cannot be a key"
+    BAD_VAL = "Field cannot be a value"
+    NOT_RECORDED = "Field is not recorded"
+    NO_VARIABLES = "Variables, expressions and actions are not supported yet"
+
+
+def hist_error(code: HistCode, *, text: str, token: str, hint: str = "") -> DefinitionError:
+    """Return the error for a hist trigger's text, with the mark where a token first occurs in it.
+
+    So does the kernel's err_pos(); what does not occur is marked at the beginning.
+
+    Args:
+        code: what is wrong.
+        text: the whole trigger.
+        token: what the mark stands at.
+        hint: what would be right, or "".
+    """
+    column = max(text.find(token), 0)
     return DefinitionError(code.name, code.value, command=text, column=column, hint=hint)

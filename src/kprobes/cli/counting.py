@@ -1,0 +1,148 @@
+"""Counts and histograms of hits: short words to the kernel's hist trigger, for all who count."""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, BinaryIO
+
+from msgspec import Struct
+
+from kprobes.cli import options, trace
+from kprobes.cli.terminal import write_text
+from kprobes.errors import UsageError
+
+if TYPE_CHECKING:
+    from kprobes.model.definition import Definition
+
+FORMS = ("text", "hist", "json", "csv")
+TOP = 20
+_INTERVAL_S = 1.0
+
+
+class Shown(Struct, frozen=True, kw_only=True):
+    """How a histogram is shown.
+
+    Attributes:
+        form: one of ``FORMS``.
+        top: so many entries are shown, the first ones; None for all.
+        interval_s: it is shown so often; 0 for at the end only.
+        bounds: of the buckets that are shown one by one: what is less, and what is not less, is
+            one each; or None.
+    """
+
+    form: str = "text"
+    top: int | None = None
+    interval_s: float = 0.0
+    bounds: tuple[int, int] | None = None
+
+
+class Counting(Struct, frozen=True, kw_only=True):
+    """What a trace counts in place of printing events.
+
+    Attributes:
+        trigger: the hist trigger's text.
+        shown: how it is shown.
+    """
+
+    trigger: str
+    shown: Shown
+
+
+def words(text: str) -> list[str]:
+    """Return what stands between commas."""
+    found = text.split(",")
+    if "" in found:
+        raise argparse.ArgumentTypeError(f"invalid list: {text!r} (use comm,pid)")
+    return found
+
+
+def add_by(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add by what hits are told apart."""
+    parser.add_argument(
+        "--by",
+        type=words,
+        metavar="KEY,...",
+        help="comm, pid, cpu, function, or an argument of the definition, as `flags` or "
+        f"`size.log2`; up to three (default: {default})",
+    )
+
+
+def add_shown(parser: argparse.ArgumentParser) -> None:
+    """Add how what was counted is shown."""
+    options.add_output(parser, forms=FORMS)
+    parser.add_argument(
+        "--top", type=options.count, metavar="N", help=f"only the first N (default: {TOP} as text)"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what all commands have that count the hits of a running kernel."""
+    trace.add_begin(parser)
+    trace.add_probing(parser)
+    add_shown(parser)
+    parser.add_argument(
+        "--interval",
+        type=options.duration,
+        metavar="TIME",
+        help="show what was counted so far so often (default: each second on a terminal, else at "
+        "the end)",
+    )
+    parser.add_argument(
+        "--print-trigger",
+        action="store_true",
+        help="print the kernel's hist trigger that this stands for, and end",
+    )
+    parser.set_defaults(
+        max_events=None, until_panic=None, hang_timeout=None, json_numbers="string", enum=False
+    )
+
+
+def shown_of(
+    args: argparse.Namespace, *, interval_s: float = 0.0, bounds: tuple[int, int] | None = None
+) -> Shown:
+    """Return how the options want it.
+
+    Args:
+        args: of ``add_shown``.
+        interval_s: see ``Shown``.
+        bounds: likewise.
+    """
+    top = args.top if args.top or args.format != "text" else TOP
+    return Shown(form=args.format, top=top, interval_s=interval_s, bounds=bounds)
+
+
+def interval_of(args: argparse.Namespace, out: BinaryIO) -> float:
+    """Return how often what was counted is shown, in seconds; 0 for at the end only."""
+    is_live = args.output is None and args.format == "text" and out.isatty()
+    return args.interval or (_INTERVAL_S if is_live else 0.0)
+
+
+def run(args: argparse.Namespace, out: BinaryIO, counting: Counting) -> int:
+    """Count, and show it; return the exit code."""
+    if args.print_trigger:
+        write_text(out, f"{counting.trigger}\n")
+        return 0
+    args.counting = counting
+    return trace.run(args, out)
+
+
+def definitions_of(args: argparse.Namespace) -> "Sequence[Definition]":
+    """Return what is defined, as far as that needs no kernel; standard input is read for good.
+
+    Raises:
+        UsageError: a file cannot be read, or there is no definition.
+        DefinitionError: one is wrong.
+    """
+    from kprobes.cli.definitions import parsed, read_texts
+
+    if not args.definitions:
+        raise UsageError("nothing to count: give a definition")
+    if "-" in args.definitions:
+        args.definitions = tuple(
+            read_texts([word])[0].text if word == "-" else word for word in args.definitions
+        )
+    return parsed(args.definitions)
+
+
+def names_of(definitions: "Iterable[Definition]") -> list[list[str]]:
+    """Return the names of the arguments of each definition."""
+    return [[arg.name for arg in each.args] for each in definitions]

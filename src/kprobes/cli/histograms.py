@@ -1,0 +1,303 @@
+"""Histograms as a user reads them: bars, tables, JSON, CSV, and the kernel's own text.
+
+A sink counts events as they come, and prints what it has each interval and at the end.
+"""
+
+import csv
+import io
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from kprobes.cli.counting import Counting, Shown
+from kprobes.cli.stats import number_text, right, share_text, text_of
+from kprobes.cli.terminal import aligned, counted, json_lines
+from kprobes.column_hist import ColumnHist
+from kprobes.histogram import Histogram, symbol_name
+from kprobes.model.events import Events
+from kprobes.model.hist import HistField, HistKind, Modifier
+from kprobes.model.visible import visible
+from kprobes.sinks.names import Names, TraceSource
+from kprobes.units import U64
+
+_BUCKETED = (Modifier.LOG2, Modifier.BUCKETS)
+_MOST_ROWS = 80
+"""Of one distribution with its empty buckets; one with more is without them."""
+_LEAST_BAR = 10
+_UNITS = ((1 << 60, "E"), (1 << 50, "P"), (1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"))
+_K = 1 << 10
+_CLEAR = b"\x1b[H\x1b[2J"
+
+
+class HistogramSink:
+    """Counts events by a hist trigger, and shows them. Implements ``ports.Sink``."""
+
+    def __init__(self, out: BinaryIO, source: TraceSource, counting: Counting) -> None:
+        """Count nothing yet.
+
+        Args:
+            out: where it is shown.
+            source: the kernel that events are of.
+            counting: what is counted, and how it is shown.
+        """
+        self._out = out
+        self._hist = ColumnHist(counting.trigger, source)
+        self._shown = counting.shown
+        self._is_live = out.isatty()
+        self._due_s = math.inf
+
+    def write(self, events: Events) -> None:
+        """Count events; show what there is when an interval is over, also without any."""
+        now = time.monotonic()
+        if self._due_s == math.inf and self._shown.interval_s:
+            self._due_s = now + self._shown.interval_s
+        if len(events):
+            self._hist.take(events)
+        if now >= self._due_s:
+            self._due_s += self._shown.interval_s * math.ceil(
+                (now - self._due_s) / self._shown.interval_s + 1e-9
+            )
+            self._show()
+
+    def close(self) -> None:
+        """Show what was counted.
+
+        Raises:
+            DefinitionError: the trigger is wrong for all events that came.
+        """
+        self._hist.check()
+        self._due_s = math.inf
+        self._show()
+
+    def _show(self) -> None:
+        histogram = self._hist.histogram()
+        if histogram is None:
+            return
+        if self._is_live and self._shown.interval_s:
+            self._out.write(_CLEAR)
+        self._out.write(shown_text(histogram, self._shown))
+        self._out.flush()
+
+
+def shown_text(histogram: Histogram, shown: Shown) -> bytes:
+    """Return a sorted histogram in one of the forms."""
+    match shown.form:
+        case "hist":
+            return histogram.text()
+        case "json":
+            return json_lines([_object(histogram)]).encode()
+        case "csv":
+            return _csv(histogram)
+        case _:
+            text = _text(histogram, Names(histogram.source), shown)
+            return text.encode(errors="surrogateescape")
+
+
+def _text(histogram: Histogram, names: Names, shown: Shown) -> str:
+    has_bars = histogram.trigger.keys[-1].modifier in _BUCKETED and not histogram.trigger.vals
+    body = _bars(histogram, names, shown) if has_bars else _table(histogram, names, shown.top)
+    return body + _totals(histogram)
+
+
+def _totals(histogram: Histogram) -> str:
+    parts = [counted(histogram.hits, "hit"), f"{len(histogram):,} entries"]
+    if len(histogram) == 1:
+        parts[1] = "1 entry"
+    if histogram.dropped:
+        parts.append(f"{histogram.dropped:,} hits dropped: the table is full")
+    if histogram.unmeasured:
+        parts.append(f"{histogram.unmeasured:,} without a duration")
+    return f"\n{', '.join(parts)}\n"
+
+
+def key_texts(histogram: Histogram, at: int, names: Names) -> list[str]:
+    """Return what a person reads of one key of each entry."""
+    field = histogram.trigger.keys[at]
+    values = histogram.keys[at].tolist()
+    if field.kind is HistKind.TEXT:
+        return [text_of(value, "comm" if field.name == "comm" else "string") for value in values]
+    if field.modifier is Modifier.EXECNAME:
+        pairs = zip(histogram.comms.tolist(), values, strict=True)
+        return [f"{_decoded(comm)}[{pid}]" for comm, pid in pairs]
+    show = _number_form(field, names)
+    return list(map(show, values))
+
+
+def _number_form(field: HistField, names: Names) -> Callable[[int], str]:
+    is_duration = field.kind is HistKind.DURATION and field.modifier is not Modifier.USECS
+    match field.modifier:
+        case Modifier.SYM:
+            return lambda value: _decoded(symbol_name(value, names))
+        case Modifier.SYM_OFFSET:
+            return lambda value: _decoded(names.symbol(value))
+        case Modifier.HEX:
+            return lambda value: f"{value:#x}"
+        case Modifier.LOG2:
+            return lambda value: _log2_label(value, is_duration=is_duration)
+        case Modifier.BUCKETS:
+            return lambda value: _bucket_label(value, field.width, is_duration=is_duration)
+        case _ if is_duration:
+            return lambda value: number_text(value, is_duration=True)
+        case _:
+            return lambda value: str(_signed(value) if field.is_signed else value)
+
+
+def _log2_label(power: int, *, is_duration: bool) -> str:
+    # A bucket ends with its power of two, and does not have that of the bucket before.
+    if power == 0:
+        return f"[0, {_size(1, is_duration=is_duration)}]"
+    low, high = (_size(1 << each, is_duration=is_duration) for each in (power - 1, power))
+    return f"({low}, {high}]"
+
+
+def _bucket_label(low: int, width: int, *, is_duration: bool) -> str:
+    low = _signed(low)
+    if is_duration:
+        least, end = (number_text(each, is_duration=True) for each in (low, low + width))
+        return f"[{least}, {end})"
+    return f"[{low}, {low + width})"
+
+
+def _size(number: int, *, is_duration: bool) -> str:
+    if is_duration:
+        return number_text(number, is_duration=True)
+    size, unit = next(
+        ((size, unit) for size, unit in (*_UNITS, (_K, "K")) if number >= size), (1, "")
+    )
+    return f"{number // size}{unit}"
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode(errors="surrogateescape")
+
+
+def _bars(histogram: Histogram, names: Names, shown: Shown) -> str:
+    *by, last = range(len(histogram.keys))
+    labels = [*zip(*(key_texts(histogram, at, names) for at in by), strict=True)]
+    if not by:
+        labels = [()] * len(histogram)
+    field = histogram.trigger.keys[last]
+    groups: dict[tuple[str, ...], dict[int, int]] = {}
+    pairs = zip(histogram.keys[last].tolist(), histogram.hitcount.tolist(), strict=True)
+    for label, (bucket, hits) in zip(labels, pairs, strict=True):
+        groups.setdefault(label, {})[bucket] = hits
+    most_first = sorted(groups.items(), key=lambda item: -sum(item[1].values()))
+    chosen = most_first[: shown.top]
+    parts = [_distribution(buckets, field, names, shown.bounds) for _, buckets in chosen]
+    width = shutil.get_terminal_size().columns
+    keys = histogram.trigger.keys[:-1]
+    text = "\n".join(
+        _heading(keys, label) + _drawn(rows, field.name, width)
+        for (label, _), rows in zip(chosen, parts, strict=True)
+    )
+    rest = len(most_first) - len(chosen)
+    return text + (f"\n... and {rest:,} more\n" if rest else "")
+
+
+def _heading(keys: Sequence[HistField], label: Sequence[str]) -> str:
+    pairs = (f"{key.name}: {text}" for key, text in zip(keys, label, strict=True))
+    return f"{visible(', '.join(pairs))}\n" if keys else ""
+
+
+def _distribution(
+    buckets: Mapping[int, int], field: HistField, names: Names, bounds: tuple[int, int] | None
+) -> list[tuple[str, int]]:
+    # Rows from the least bucket to the greatest one, with those between that are empty.
+    label = _number_form(field, names)
+    step = 1 if field.modifier is Modifier.LOG2 else field.width
+    inside = {
+        at: hits for at, hits in buckets.items() if bounds is None or bounds[0] <= at < bounds[1]
+    }
+    rows: list[tuple[str, int]] = []
+    if inside:
+        every = range(min(inside), max(inside) + step, step)
+        shown = every if len(every) <= _MOST_ROWS else sorted(inside)
+        rows = [(label(at), inside.get(at, 0)) for at in shown]
+    if bounds is None:
+        return rows
+    low, high = bounds
+    less = sum(hits for at, hits in buckets.items() if at < low)
+    more = sum(hits for at, hits in buckets.items() if at >= high)
+    before = [(f"< {low}", less)] if less else []
+    return [*before, *rows, *([(f">= {high}", more)] if more else [])]
+
+
+def _drawn(rows: Sequence[tuple[str, int]], name: str, width: int) -> str:
+    texts = [(label, f"{hits:,}") for label, hits in rows]
+    first = max([len(name), *(len(label) for label, _ in texts)])
+    second = max([len("hits"), *(len(hits) for _, hits in texts)])
+    room = max(width - first - second - 5, _LEAST_BAR)
+    most = max((hits for _, hits in rows), default=0)
+    lines = [f"{name:>{first}}  {'hits':>{second}}\n"]
+    for (label, text), (_, hits) in zip(texts, rows, strict=True):
+        bar = "#" * (-(-hits * room // most) if most else 0)
+        lines.append(f"{label:>{first}}  {text:>{second}} |{bar:<{room}}|\n")
+    return "".join(lines)
+
+
+def _table(histogram: Histogram, names: Names, top: int | None) -> str:
+    trigger, whole = histogram.trigger, histogram.hits
+    head = ["HITS", "SHARE", *(val.text.upper() for val in trigger.vals)]
+    count = len(head)
+    head += [key.name.upper() for key in trigger.keys]
+    shown = histogram.take(slice(0, top))
+    vals = [_value_texts(shown, at) for at in range(len(trigger.vals))]
+    keys = [key_texts(shown, at, names) for at in range(len(trigger.keys))]
+    hits = [f"{each:,}" for each in shown.hitcount.tolist()]
+    shares = [share_text(each, whole) for each in shown.hitcount.tolist()]
+    rows = [head, *map(list, zip(hits, shares, *vals, *keys, strict=True))]
+    text = aligned(right(rows, range(count)))
+    rest = len(histogram) - len(shown)
+    return text + (f"... and {rest:,} more\n" if rest else "")
+
+
+def _value_texts(histogram: Histogram, at: int) -> list[str]:
+    field = histogram.trigger.vals[at]
+    is_duration = field.kind is HistKind.DURATION and field.modifier is not Modifier.USECS
+    is_hex = field.modifier is Modifier.HEX
+    numbers: list[float] = histogram.value(at).tolist()
+    if field.modifier is Modifier.PERCENT:
+        whole = sum(numbers) or 1
+        return [share_text(number, whole) for number in numbers]
+    return [number_text(n, is_duration=is_duration, is_hex=is_hex) for n in numbers]
+
+
+def _object(histogram: Histogram) -> dict[str, Any]:
+    trigger = histogram.trigger
+    return {
+        "trigger": trigger.text,
+        "hits": histogram.hits,
+        "dropped": histogram.dropped,
+        "unmeasured": histogram.unmeasured,
+        "entries": [
+            dict(zip(("keys", "hitcount", "vals"), row, strict=True)) for row in _rows(histogram)
+        ],
+    }
+
+
+def _rows(histogram: Histogram) -> Iterator[tuple[dict[str, Any], int, dict[str, Any]]]:
+    columns = {name: column.tolist() for name, column in histogram.columns().items()}
+    hits = columns.pop("hitcount")
+    for field in histogram.trigger.fields:
+        if field.modifier is Modifier.HEX:
+            columns[field.text] = [f"{number & U64:#x}" for number in columns[field.text]]
+    count = len(histogram.keys)
+    for number, values in zip(hits, zip(*columns.values(), strict=True), strict=True):
+        named = [*zip(columns, values, strict=True)]
+        yield dict(named[:count]), number, dict(named[count:])
+
+
+def _csv(histogram: Histogram) -> bytes:
+    out = io.StringIO()
+    writer = csv.writer(out)
+    keys, vals = histogram.trigger.keys, histogram.trigger.vals
+    writer.writerow([*(key.text for key in keys), "hitcount", *(val.text for val in vals)])
+    for own, hits, values in _rows(histogram):
+        writer.writerow([*own.values(), hits, *values.values()])
+    return out.getvalue().encode()

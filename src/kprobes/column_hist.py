@@ -1,0 +1,493 @@
+"""Hist triggers of events that were recorded: the kernel's grammar, asked of columns.
+
+Every event of a batch is counted at once. A table of N entries keeps the first N keys that came,
+and drops the hits of others, as the kernel's does (kernel/trace/tracing_map.c).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import assert_never
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from kprobes.column_filter import ColumnFilter
+from kprobes.errors import DefinitionError
+from kprobes.histogram import Histogram, Numbers, combined
+from kprobes.lang.hist import KnownFields, parse_hist
+from kprobes.model.events import Batch, Column, Events
+from kprobes.model.filter import Header
+from kprobes.model.hist import MAX_TEXT, HistField, HistKind, HistTrigger, Modifier, Special
+from kprobes.model.resolved import Field, RecordLayout, Storage
+from kprobes.sinks.names import Names, TraceSource
+
+Groups = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+_PID = HistField(name="common_pid", source=Header.PID, is_signed=True)
+_CPU = HistField(name="common_cpu", source=Header.CPU)
+_COMM = HistField(name="comm", source=Header.COMM, kind=HistKind.TEXT)
+_GENERIC = {
+    "common_pid": _PID,
+    "common_cpu": _CPU,
+    "common_type": HistField(name="common_type", source=Header.TYPE),
+    "common_timestamp": HistField(name="common_timestamp", source=Special.TIMESTAMP),
+    "hitcount": HistField(name="hitcount", source=Special.HITCOUNT),
+    "function": HistField(name="function", source=Special.FUNCTION, modifier=Modifier.SYM),
+    **dict.fromkeys(("cpu", "CPU"), _CPU),
+    **dict.fromkeys(("comm", "COMM"), _COMM),
+    "pid": _PID,
+}
+_ENTRY, _RETURN, _CALLER = "__probe_ip", "__probe_func", "__probe_ret_ip"
+_NO_STACK = "a record has no stack"
+_MISSING = {
+    **dict.fromkeys(("common_stacktrace", "stacktrace", "STACKTRACE", "stack"), _NO_STACK),
+    "tgid": "a record has the pid of the task, and not of its process",
+    "common_flags": "a record has them in another form",
+    "common_preempt_count": "a record has it in another form",
+    ".stacktrace": _NO_STACK,
+    ".syscall": "names of system calls are not known here",
+}
+_IDLE = b"<idle>"
+_COMM_DTYPE = np.dtype("S16")
+
+
+def known_fields(layout: RecordLayout) -> KnownFields:
+    """Return what a hist trigger may name of an event that was recorded, its own fields first."""
+    own = {field.name: _known(field) for field in layout.fields}
+    if layout.caller_offset is None:
+        places = {_ENTRY: HistField(name=_ENTRY, source=Header.IP)}
+    else:
+        places = {
+            _RETURN: HistField(name=_RETURN, source=Header.IP),
+            _CALLER: HistField(name=_CALLER, source=Special.CALLER),
+        }
+    arrays = {name: "an array is not one value" for name, field in own.items() if field is None}
+    fields = {name: field for name, field in own.items() if field is not None}
+    others = {name: field for name, field in (_GENERIC | places).items() if name not in own}
+    return KnownFields(fields=fields | others, missing=_MISSING | arrays)
+
+
+def _known(field: Field) -> HistField | None:
+    if field.count is not None:
+        return None
+    if field.storage is Storage.DURATION:
+        return HistField(name=field.name, source=field.index, kind=HistKind.DURATION)
+    is_number = field.storage is Storage.NUMBER and field.type != "symstr"
+    kind = HistKind.NUMBER if is_number else HistKind.TEXT
+    return HistField(name=field.name, source=field.index, kind=kind, is_signed=field.is_signed)
+
+
+class ColumnHist:
+    """One hist trigger, for events of all kinds; those that lack a field of it are not counted.
+
+    Several events share its table, as those do that have a trigger of one name.
+    """
+
+    def __init__(self, text: str, source: TraceSource) -> None:
+        """Have no entry yet.
+
+        Args:
+            text: of the trigger.
+            source: the kernel that the events are of.
+        """
+        self._text, self._source = text, source
+        self._names = Names(source)
+        self._triggers: dict[int, tuple[RecordLayout, HistTrigger | None]] = {}
+        self._error: DefinitionError | None = None
+        self._filter: ColumnFilter | None = None
+        self._texts = _Texts()
+        self._table: _Table | None = None
+        self._unhit: HistTrigger | None = None
+
+    def check(self) -> None:
+        """Find out at the end whether it could be asked of anything.
+
+        Raises:
+            DefinitionError: of no event that came; says what is wrong for the first.
+        """
+        if self._error is not None and self._table is None and self._unhit is None:
+            raise self._error
+        if self._filter is not None:
+            self._filter.check()
+
+    def take(self, events: Events) -> None:
+        """Count events, which are only read."""
+        found = self._parsed(events)
+        if self._table is None or self._table.trigger.is_paused:
+            return
+        if self._filter is not None:
+            events = self._filter.passed(events)
+        parts = [
+            part
+            for index, trigger in found.items()
+            if (part := self._part(events, index, trigger)) is not None
+        ]
+        self._table.add(parts)
+
+    def histogram(self) -> Histogram | None:
+        """Return what was counted until now, sorted; None while no event has all fields."""
+        table = self._table
+        if table is None and self._unhit is not None:
+            table = _Table(self._unhit)
+        return None if table is None else table.histogram(self._source, self._texts)
+
+    def _parsed(self, events: Events) -> dict[int, HistTrigger]:
+        # By the indices of the batches that have all fields. The table is that of the first event
+        # that has hits: signs may differ.
+        found: dict[int, HistTrigger] = {}
+        counts = np.bincount(events.batch, minlength=len(events.batches))
+        for index in np.argsort(counts == 0, kind="stable").tolist():
+            trigger = self._trigger(events.batches[index].layout)
+            if trigger is None:
+                continue
+            if counts[index]:
+                found[index] = trigger
+                self._begin(trigger)
+            else:
+                self._unhit = self._unhit or trigger
+        return found
+
+    def _begin(self, trigger: HistTrigger) -> None:
+        if self._table is None:
+            self._table = _Table(trigger)
+            if trigger.filter:
+                self._filter = ColumnFilter(trigger.filter, self._source)
+
+    def _trigger(self, layout: RecordLayout) -> HistTrigger | None:
+        known, trigger = self._triggers.get(layout.event_id, (None, None))
+        if known is layout:
+            return trigger
+        try:
+            trigger = parse_hist(self._text, known_fields(layout))
+        except DefinitionError as error:
+            trigger, self._error = None, self._error or error
+        self._triggers[layout.event_id] = layout, trigger
+        return trigger
+
+    def _part(self, events: Events, index: int, trigger: HistTrigger) -> "_Part | None":
+        places = np.flatnonzero(events.batch == index)
+        if not len(places):
+            return None
+        batch = events.batches[index].take(events.row[places])
+        measured = _measured(batch, trigger)
+        if measured is not None and not measured.all():
+            unmeasured = int(np.count_nonzero(~measured))
+            batch, places = batch.take(measured), places[measured]
+        else:
+            unmeasured = 0
+        keys = [self._codes(batch, key) for key in trigger.keys]
+        return _Part(
+            keys=keys,
+            vals=[_taken(_number(batch, val), val) for val in trigger.vals],
+            batch=batch,
+            places=places,
+            unmeasured=unmeasured,
+        )
+
+    def _codes(self, batch: Batch, key: HistField) -> Numbers:
+        # A text is a number that it has for good.
+        if key.kind is not HistKind.TEXT:
+            return _taken(_number(batch, key), key)
+        if not isinstance(key.source, int):
+            return self._texts.of_comms(batch.comm)
+        values = batch.values[key.source]
+        match batch.layout.fields[key.source].storage:
+            case Storage.COMM:
+                return self._texts.of_comms(batch.comm)
+            case Storage.NUMBER:
+                return self._texts.of_numbers(values, self._names.symbol)
+            case _:
+                return self._texts.of(values)
+
+
+def _measured(batch: Batch, trigger: HistTrigger) -> Mask | None:
+    # Which events have all durations that are asked for.
+    found = None
+    for field in trigger.fields:
+        if field.kind is HistKind.DURATION and isinstance(field.source, int):
+            values, bad = batch.values[field.source], batch.faulted[field.source]
+            is_known = values != 0 if bad is None else (values != 0) & ~bad
+            found = is_known if found is None else found & is_known
+    return found
+
+
+def _number(batch: Batch, field: HistField) -> Numbers:
+    # What could not be read is 0, as it is in the kernel's records.
+    match field.source:
+        case int():
+            values, bad = batch.values[field.source], batch.faulted[field.source]
+            numbers = _wide(values)
+            return numbers if bad is None else np.where(bad, np.uint64(0), numbers)
+        case Special():
+            return _special(batch, field.source)
+        case Header.PID:
+            return _wide(batch.pid)
+        case Header.CPU:
+            return batch.cpu.astype(np.uint64)
+        case Header.IP:
+            return np.full(len(batch), batch.layout.ip, np.uint64)
+        case Header.TYPE:
+            return np.full(len(batch), batch.layout.event_id, np.uint64)
+        case _:
+            raise TypeError(f"{field.source} is not in a record")
+
+
+def _special(batch: Batch, source: Special) -> Numbers:
+    match source:
+        case Special.HITCOUNT:
+            return np.ones(len(batch), np.uint64)
+        case Special.TIMESTAMP:
+            return batch.ts
+        case Special.FUNCTION:
+            return np.full(len(batch), batch.layout.ip, np.uint64)
+        case Special.CALLER:
+            return np.zeros(len(batch), np.uint64) if batch.caller is None else batch.caller
+        case Special.STACK:
+            raise TypeError("a stack is not in a record")
+        case _:
+            assert_never(source)
+
+
+def _wide(values: Column) -> Numbers:
+    if values.dtype.kind == "i":
+        return values.astype(np.int64).view(np.uint64)
+    return values.astype(np.uint64)
+
+
+_NS_PER_US = np.uint64(1000)
+_TIMES = (Special.TIMESTAMP,)
+
+
+def _taken(numbers: Numbers, field: HistField) -> Numbers:
+    match field.modifier:
+        case Modifier.LOG2:
+            return log2(numbers)
+        case Modifier.BUCKETS:
+            return numbers - numbers % np.uint64(field.width)
+        case Modifier.USECS if field.source in _TIMES or field.kind is HistKind.DURATION:
+            return (numbers + _NS_PER_US // np.uint64(2)) // _NS_PER_US
+        case _:
+            return numbers
+
+
+_HALF = np.uint64(32)
+_BITS = 64
+
+
+def log2(numbers: Numbers) -> Numbers:
+    """Return the powers of two that numbers do not exceed, uint64, new: ``ilog2(roundup(n))``.
+
+    Of 0, and of numbers beyond 2**63, it is 0, as the shift by 64 makes it in the kernel.
+    """
+    less = numbers - np.uint64(1)
+    high = np.frexp((less >> _HALF).astype(np.float64))[1]
+    low = np.frexp((less & np.uint64(0xFFFF_FFFF)).astype(np.float64))[1]
+    length = np.where(high > 0, high + 32, low)
+    return np.where(length == _BITS, 0, length).astype(np.uint64)
+
+
+class _Texts(dict[bytes | None, int]):
+    """Numbers of texts, from 0 on; one that could not be read is an empty one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[bytes, int] = {}
+        self.names: list[bytes] = []
+
+    def __missing__(self, text: bytes | None) -> int:
+        cut = (text or b"")[:MAX_TEXT]
+        number = self._known.setdefault(cut, len(self.names))
+        if number == len(self.names):
+            self.names.append(cut)
+        self[text] = number
+        return number
+
+    def of(self, texts: Column) -> Numbers:
+        """Return the numbers of texts, shape (n,), new."""
+        return np.fromiter(map(self.__getitem__, texts.tolist()), np.uint64, len(texts))
+
+    def of_comms(self, comms: Column) -> Numbers:
+        """Return those of names of tasks, S16; as they come in runs, of each run once."""
+        heads = np.flatnonzero(np.append(True, comms[1:] != comms[:-1]))[: len(comms)]
+        return self.of(comms[heads]).repeat(np.diff(heads, append=len(comms)))
+
+    def of_numbers(self, numbers: Column, name: Callable[[int], bytes]) -> Numbers:
+        """Return those of the texts that numbers stand for, each asked for once."""
+        unique, which = np.unique(numbers, return_inverse=True)
+        return self.of(np.array([*map(name, unique.tolist()), None], object)[:-1])[which]
+
+
+class _Part(Struct, frozen=True, kw_only=True, eq=False):
+    # Events of one layout: keys and values, and where each stands in the order of time.
+    batch: Batch
+    keys: Sequence[Numbers]
+    vals: Sequence[Numbers]
+    places: NDArray[np.int64]
+    unmeasured: int
+
+
+class _Groups(Struct, frozen=True, kw_only=True, eq=False):
+    # A part's hits by their keys, each of which has a row or, if negative, none.
+    part: _Part
+    groups: Groups
+    firsts: Groups
+    keys: list[tuple[int, ...]]
+
+
+class _Table:
+    """The entries of one trigger."""
+
+    def __init__(self, trigger: HistTrigger) -> None:
+        self.trigger = trigger
+        self._rows: dict[tuple[int, ...], int] = {}
+        self._comms: list[bytes] = []
+        self._hits: Numbers = np.zeros(0, np.uint64)
+        self._vals = [np.zeros(0, np.uint64) for _ in trigger.vals]
+        self._dropped = 0
+        self._unmeasured = 0
+
+    def add(self, parts: Iterable[_Part]) -> None:
+        """Count what a round has brought."""
+        every = [_grouped(part) for part in parts]
+        self._admit(every)
+        for each in every:
+            self._unmeasured += each.part.unmeasured
+            self._add(each)
+
+    def _admit(self, every: Sequence[_Groups]) -> None:
+        # Who came first has a place, whatever its event.
+        new = [
+            (place, key, at, first)
+            for at, each in enumerate(every)
+            for key, first, place in zip(
+                each.keys,
+                each.firsts.tolist(),
+                each.part.places[each.firsts].tolist(),
+                strict=True,
+            )
+            if key not in self._rows
+        ]
+        for _, key, at, first in sorted(new):
+            if len(self._rows) == self.trigger.size:
+                break
+            if self._rows.setdefault(key, len(self._rows)) == len(self._comms):
+                batch = every[at].part.batch
+                self._comms.append(bytes(batch.comm[first]) if batch.pid[first] else _IDLE)
+        room = len(self._rows) - len(self._hits)
+        self._hits = np.pad(self._hits, (0, room))
+        self._vals = [np.pad(val, (0, room)) for val in self._vals]
+
+    def _add(self, each: _Groups) -> None:
+        count = len(each.keys)
+        rows = np.array([self._rows.get(key, -1) for key in each.keys], np.int64)
+        has_row = rows >= 0
+        hits = np.bincount(each.groups, minlength=count).astype(np.uint64)
+        self._dropped += int(hits[~has_row].sum())
+        own = rows[has_row]
+        is_new = self._hits[own] == 0
+        self._hits[own] += hits[has_row]
+        for at, (field, values) in enumerate(zip(self.trigger.vals, each.part.vals, strict=True)):
+            found = combined(values, each.groups, count, field=field)[has_row]
+            kept = self._vals[at]
+            kept[own] = np.where(is_new, found, _joined(kept[own], found, field))
+
+    def histogram(self, source: TraceSource, texts: _Texts) -> Histogram:
+        """Return a copy, sorted."""
+        names = np.array([*texts.names, None], object)[:-1]
+        columns = np.array([*self._rows], np.uint64).reshape(-1, len(self.trigger.keys)).T
+        keys = (
+            names[codes.astype(np.int64)] if key.kind is HistKind.TEXT else codes.copy()
+            for key, codes in zip(self.trigger.keys, columns, strict=True)
+        )
+        return Histogram(
+            trigger=self.trigger,
+            source=source,
+            keys=tuple(keys),
+            comms=np.array(self._comms, _COMM_DTYPE),
+            hitcount=self._hits.copy(),
+            vals=tuple(val.copy() for val in self._vals),
+            dropped=self._dropped,
+            unmeasured=self._unmeasured,
+        ).sorted()
+
+
+def _joined(one: Numbers, other: Numbers, field: HistField) -> Numbers:
+    dtype = np.int64 if field.is_signed else np.uint64
+    match field.modifier:
+        case Modifier.MIN:
+            return np.minimum(one.view(dtype), other.view(dtype)).view(np.uint64)
+        case Modifier.MAX:
+            return np.maximum(one.view(dtype), other.view(dtype)).view(np.uint64)
+        case _:
+            return one + other
+
+
+def _grouped(part: _Part) -> _Groups:
+    groups, count = _numbered(part.keys[0])
+    for key in part.keys[1:]:
+        codes, more = _numbered(key)
+        groups, count = _numbered((groups * more + codes).view(np.uint64))
+    firsts = np.zeros(count, np.int64)
+    # Of several values for one place the last one stays: that of the first event.
+    firsts[groups[::-1]] = np.arange(len(groups))[::-1]
+    keys = zip(*(key[firsts].tolist() for key in part.keys), strict=True)
+    return _Groups(part=part, groups=groups, firsts=firsts, keys=[*keys])
+
+
+_DENSE = 4
+"""Times the number of hits: numbers within such a range are counted without sorting them."""
+
+
+def _numbered(numbers: Numbers) -> tuple[Groups, int]:
+    # Each number's place among the different ones, and how many these are.
+    if not len(numbers):
+        return np.zeros(0, np.int64), 0
+    least, span = numbers.min(), int(numbers.max() - numbers.min())
+    if span > _DENSE * len(numbers):
+        unique, which = np.unique(numbers, return_inverse=True)
+        return which.astype(np.int64), len(unique)
+    codes = (numbers - least).astype(np.int64)
+    is_there = np.zeros(span + 1, np.bool_)
+    is_there[codes] = True
+    return (np.cumsum(is_there) - 1)[codes], int(np.count_nonzero(is_there))
+
+
+def check_hist(text: str, layouts: Iterable[RecordLayout]) -> None:
+    """Find out whether a trigger can be asked of any of some events.
+
+    Args:
+        text: of the trigger.
+        layouts: of the events.
+
+    Raises:
+        DefinitionError: of none; says what is wrong for the first.
+    """
+    first: DefinitionError | None = None
+    for layout in {(each.fields, each.caller_offset): each for each in layouts}.values():
+        try:
+            parse_hist(text, known_fields(layout))
+        except DefinitionError as error:
+            first = first or error
+        else:
+            return
+    if first is not None:
+        raise first
+
+
+def histogram_of(rounds: Iterable[Events], text: str, source: TraceSource) -> Histogram | None:
+    """Return the histogram of some events by a trigger; None where there is no kind of them.
+
+    Args:
+        rounds: one after the other.
+        text: of the trigger.
+        source: the kernel that they are of.
+
+    Raises:
+        DefinitionError: the trigger is wrong.
+    """
+    hist = ColumnHist(text, source)
+    for events in rounds:
+        hist.take(events)
+    hist.check()
+    return hist.histogram()

@@ -1,0 +1,358 @@
+"""Histograms: what hist triggers have counted, as columns, and as the kernel's hist files print it.
+
+hist_trigger_show() in kernel/trace/trace_events_hist.c. Average, minimum and maximum, which it has
+not, are values with their modifier in the name.
+"""
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from kprobes.errors import UsageError
+from kprobes.model.events import Column
+from kprobes.model.hist import OWN_MODIFIERS, HistField, HistKind, HistTrigger, Modifier
+from kprobes.sinks.json import valid_text
+from kprobes.sinks.names import Names, TraceSource
+from kprobes.units import U64
+
+Numbers = NDArray[np.uint64]
+_BAR = 20
+"""Characters of a graph's bar."""
+_WHOLE = 10_000
+"""Hundredths of a percent in the whole."""
+_NO_SHARE = 0xFFFF_FFFF
+
+
+class Histogram(Struct, frozen=True, kw_only=True, eq=False):
+    """What a hist trigger has counted: ``n`` entries. Every array has shape (n,).
+
+    Numbers are uint64, those of signed fields sign-extended, as the kernel's are. ``str()`` is the
+    kernel's text; ``+`` makes one histogram of two.
+
+    Attributes:
+        trigger: that was asked.
+        source: the kernel that the hits are of.
+        keys: for each key its numbers, or objects that are ``bytes``.
+        comms: S16, for a key with ``execname`` the name of the task that made the entry.
+        hitcount: uint64, hits of each.
+        vals: for each value its sum, or least, or greatest; of an average the sum.
+        dropped: hits for which the table had no room.
+        unmeasured: hits that are left out, as they have no duration.
+    """
+
+    trigger: HistTrigger
+    source: TraceSource
+    keys: tuple[Column, ...]
+    comms: Column
+    hitcount: Numbers
+    vals: tuple[Numbers, ...]
+    dropped: int = 0
+    unmeasured: int = 0
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return len(self.hitcount)
+
+    @property
+    def hits(self) -> int:
+        """How many were counted."""
+        return int(self.hitcount.sum())
+
+    def __add__(self, other: "Histogram") -> "Histogram":
+        """Return both in one, sorted.
+
+        Raises:
+            UsageError: their triggers have other keys or values.
+        """
+        return merged([self, other])
+
+    def __repr__(self) -> str:
+        """Return what it is."""
+        return f"<Histogram: {self.hits} hits in {len(self)} entries by {self.trigger.text}>"
+
+    def __str__(self) -> str:
+        return self.text().decode(errors="backslashreplace")
+
+    def take(self, rows: NDArray[np.int64] | slice) -> "Histogram":
+        """Return some of its entries, in that order."""
+        return replace(
+            self,
+            keys=tuple(key[rows] for key in self.keys),
+            comms=self.comms[rows],
+            hitcount=self.hitcount[rows],
+            vals=tuple(val[rows] for val in self.vals),
+        )
+
+    def sorted(self) -> "Histogram":
+        """Return it in the order of its trigger; what is equal keeps its order."""
+        order = np.arange(len(self))
+        for key in reversed(self.trigger.sort):
+            ranks = self._ranks(key.index)[order]
+            order = order[np.argsort(-ranks if key.is_descending else ranks, kind="stable")]
+        return self.take(order)
+
+    def value(self, at: int) -> NDArray[Any]:
+        """Return a value, by its index, as a person reads it: int64 if signed, an average float64.
+
+        The copy has shape (n,).
+        """
+        field, val = self.trigger.vals[at], self.vals[at]
+        numbers = val.view(np.int64) if field.is_signed else val
+        return numbers / self.hitcount if field.modifier is Modifier.AVG else numbers.copy()
+
+    def columns(self) -> dict[str, Column]:
+        """Return keys, ``hitcount`` and values by name, copies of shape (n,).
+
+        Numbers are as ``value`` has them; of a key with ``log2`` they are the ends of its buckets,
+        ``buckets`` where these begin. Texts, symbols and names of tasks are ``str``.
+        """
+        found = {key.text: self._key_column(at) for at, key in enumerate(self.trigger.keys)}
+        found["hitcount"] = self.hitcount.copy()
+        return found | {val.text: self.value(at) for at, val in enumerate(self.trigger.vals)}
+
+    def to_pandas(self) -> Any:
+        """Return ``columns`` as a ``pandas.DataFrame``.
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        return _module("pandas").DataFrame(self.columns())
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Draw a bar for each entry, as high as it has hits, and return the ``Axes``.
+
+        Args:
+            ax: matplotlib's axes that are drawn on; None for a new figure's.
+
+        Raises:
+            UsageError: matplotlib is not installed.
+        """
+        axes = _module("matplotlib.pyplot").subplots()[1] if ax is None else ax
+        keys = [*self.columns().items()][: len(self.keys)]
+        labels = map(", ".join, zip(*(map(str, key.tolist()) for _, key in keys), strict=True))
+        places = np.arange(len(self))
+        axes.bar(places, self.hitcount)
+        axes.set_xticks(places, [*labels], rotation=90)
+        axes.set_xlabel(", ".join(name for name, _ in keys))
+        axes.set_ylabel("hits")
+        return axes
+
+    def text(self) -> bytes:
+        """Return what the kernel's ``hist`` file has of one trigger."""
+        trigger = self.trigger
+        state = "paused" if trigger.is_paused else "active"
+        lines = [
+            b"# event histogram\n#\n# trigger info: %b [%b]\n#\n\n"
+            % (_bytes(trigger.text), _bytes(state)),
+            *_entries(self, Names(self.source)),
+            b"\nTotals:\n    Hits: %d\n    Entries: %d\n    Dropped: %d\n"
+            % (self.hits, len(self), self.dropped),
+        ]
+        return b"".join(lines)
+
+    def _key_column(self, at: int) -> Column:
+        field, key, names = self.trigger.keys[at], self.keys[at], Names(self.source)
+        if field.kind is HistKind.TEXT:
+            return _objects([valid_text(value) for value in key.tolist()])
+        match field.modifier:
+            case Modifier.EXECNAME:
+                return _objects([valid_text(comm) for comm in self.comms.tolist()])
+            case Modifier.SYM:
+                return _objects([valid_text(symbol_name(a, names)) for a in key.tolist()])
+            case Modifier.SYM_OFFSET:
+                return _objects([valid_text(names.symbol(a)) for a in key.tolist()])
+            case Modifier.LOG2:
+                return np.uint64(1) << key
+            case _:
+                return key.view(np.int64).copy() if field.is_signed else key.copy()
+
+    def _ranks(self, index: int) -> NDArray[np.int64]:
+        if index == 0:
+            return _ranks(self.hitcount)
+        if index <= len(self.vals):
+            return _ranks(self.value(index - 1))
+        at = index - 1 - len(self.vals)
+        key = self.keys[at]
+        return _ranks(key.view(np.int64) if self.trigger.keys[at].is_signed else key)
+
+
+def _module(name: str) -> Any:
+    package = name.partition(".")[0]
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{package} is not installed: pip install {package}") from error
+
+
+def _objects(values: Sequence[object]) -> Column:
+    found = np.empty(len(values), object)
+    found[:] = values
+    return found
+
+
+def _ranks(values: NDArray[np.generic]) -> NDArray[np.int64]:
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+
+
+def merged(parts: Sequence[Histogram]) -> Histogram:
+    """Return several histograms of one kind in one, sorted.
+
+    Raises:
+        UsageError: their triggers have other keys or values.
+    """
+    first = parts[0]
+    kinds = {(part.trigger.keys, part.trigger.vals) for part in parts}
+    if len(kinds) > 1:
+        raise UsageError("histograms of other keys or values cannot be added")
+    rows: dict[tuple[object, ...], int] = {}
+    keys = (zip(*(key.tolist() for key in part.keys), strict=True) for part in parts)
+    every = [key for part in keys for key in part]
+    which = np.array([rows.setdefault(key, len(rows)) for key in every], np.int64)
+    firsts = np.unique(which, return_index=True)[1]
+    return Histogram(
+        trigger=first.trigger,
+        source=first.source,
+        keys=tuple(
+            np.concatenate([p.keys[i] for p in parts])[firsts] for i in range(len(first.keys))
+        ),
+        comms=np.concatenate([part.comms for part in parts])[firsts],
+        hitcount=_summed(np.concatenate([part.hitcount for part in parts]), which, len(rows)),
+        vals=tuple(
+            combined(np.concatenate([p.vals[i] for p in parts]), which, len(rows), field=field)
+            for i, field in enumerate(first.trigger.vals)
+        ),
+        dropped=sum(part.dropped for part in parts),
+        unmeasured=sum(part.unmeasured for part in parts),
+    ).sorted()
+
+
+def combined(
+    values: Numbers, groups: NDArray[np.int64], count: int, *, field: HistField
+) -> Numbers:
+    """Return a value of each group of hits, uint64 (count,), new.
+
+    Args:
+        values: of n hits, or of entries that are to be one; shape (n,).
+        groups: which each belongs to, shape (n,); each group has one at least.
+        count: of groups.
+        field: says whether it is their sum, which is that of averages, too, or another one.
+    """
+    if field.modifier not in (Modifier.MIN, Modifier.MAX):
+        return _summed(values, groups, count)
+    order = np.argsort(groups, kind="stable")
+    starts = np.searchsorted(groups[order], np.arange(count))
+    which = np.minimum if field.modifier is Modifier.MIN else np.maximum
+    numbers = values.view(np.int64) if field.is_signed else values
+    return which.reduceat(numbers[order], starts).view(np.uint64)
+
+
+_HALF = np.uint64(32)
+_LOW = np.uint64(0xFFFF_FFFF)
+_PART = 1 << 20
+
+
+def _summed(values: Numbers, groups: NDArray[np.int64], count: int) -> Numbers:
+    # bincount adds floats, which are exact below 2**53: so many halves of 32 bits are.
+    total = np.zeros(count, np.uint64)
+    for start in range(0, len(values), _PART):
+        part, of = values[start : start + _PART], groups[start : start + _PART]
+        low = np.bincount(of, part & _LOW, count).astype(np.uint64)
+        total += low + (np.bincount(of, part >> _HALF, count).astype(np.uint64) << _HALF)
+    return total
+
+
+def _entries(histogram: Histogram, names: Names) -> Iterator[bytes]:
+    trigger = histogram.trigger
+    columns = [key.tolist() for key in histogram.keys]
+    comms: list[bytes] = histogram.comms.tolist()
+    hits: list[int] = histogram.hitcount.tolist()
+    vals = [_column(histogram, at) for at in range(len(trigger.vals))]
+    for at, hitcount in enumerate(hits):
+        keys = (
+            _key(field, column[at], comms[at], names)
+            for field, column in zip(trigger.keys, columns, strict=True)
+        )
+        line = b"{ %b }" % b", ".join(keys)
+        if trigger.has_hitcount:
+            line += b" hitcount: %10d" % hitcount
+        yield line + b"".join(b" " + column[at] for column in vals) + b"\n"
+
+
+def _key(field: HistField, value: int | bytes, comm: bytes, names: Names) -> bytes:
+    name = _bytes(field.name)
+    if isinstance(value, bytes):
+        return b"%b: %-50b" % (name, value.partition(b"\0")[0])
+    match field.modifier:
+        case Modifier.HEX:
+            return b"%b: %x" % (name, value)
+        case Modifier.SYM:
+            return b"%b: [%x] %-45b" % (name, value, symbol_name(value, names))
+        case Modifier.SYM_OFFSET:
+            return b"%b: [%x] %-55b" % (name, value, names.symbol(value))
+        case Modifier.EXECNAME:
+            return b"%b: %-16b[%10d]" % (name, comm, value)
+        case Modifier.LOG2:
+            return b"%b: ~ 2^%-2d" % (name, value)
+        case Modifier.BUCKETS:
+            return b"%b: ~ %d-%d" % (name, value, value + field.width - 1 & U64)
+        case _:
+            return b"%b: %10d" % (name, value)
+
+
+def symbol_name(addr: int, names: Names) -> bytes:
+    """Return what the kernel's ``%ps`` prints for an address: without the offset."""
+    function, plus, rest = names.symbol(addr).partition(b"+")
+    _, blank, module = rest.partition(b" ")
+    return function + blank + module if plus else function
+
+
+def _column(histogram: Histogram, at: int) -> Sequence[bytes]:
+    field = histogram.trigger.vals[at]
+    name = _bytes(field.text if field.modifier in OWN_MODIFIERS else field.name)
+    numbers: list[int] = histogram.vals[at].tolist()
+    match field.modifier:
+        case Modifier.PERCENT:
+            whole = sum(numbers) & U64
+            return [_percent(name, share_of(number, whole)) for number in numbers]
+        case Modifier.GRAPH:
+            most = max(numbers, default=0)
+            return [b" %b: %20b" % (name, _bar(share_of(number, most))) for number in numbers]
+        case Modifier.HEX:
+            return [b" %b: %10x" % (name, number) for number in numbers]
+        case Modifier.AVG | Modifier.MIN | Modifier.MAX:
+            shown = histogram.value(at).tolist()
+            return [b" %b: %10d" % (name, int(number)) for number in shown]
+        case _:
+            return [b" %b: %10d" % (name, number) for number in numbers]
+
+
+def share_of(number: int, whole: int) -> int:
+    """Return hundredths of a percent, as __get_percentage(): UINT_MAX where there is no whole."""
+    if number >= U64 // _WHOLE:
+        whole //= _WHOLE
+    else:
+        number *= _WHOLE
+    if not whole:
+        return _NO_SHARE if number else 0
+    return number // whole & _NO_SHARE
+
+
+def _percent(name: bytes, share: int) -> bytes:
+    if share == _NO_SHARE:
+        return b" %b (%%):[ERROR]" % name
+    return b" %b (%%): %3d.%02d" % (name, share // 100, share % 100)
+
+
+def _bar(share: int) -> bytes:
+    if share == _NO_SHARE:
+        return b"[ERROR]"
+    return (b"#" * min(share * _BAR // _WHOLE, _BAR)).ljust(_BAR)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")

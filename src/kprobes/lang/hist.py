@@ -1,0 +1,267 @@
+"""Parser of a hist trigger: text to a trigger, with the kernel's errors and marks.
+
+    hist:keys=FIELD[.MOD],...[:vals=FIELD[.MOD],...][:sort=FIELD[.descending],...][:size=N]
+        [:name=NAME][:clock=CLOCK][:pause][:nohitcount] [if FILTER]
+
+As event_hist_trigger_parse() in kernel/trace/trace_events_hist.c reads it: first its parts from
+left to right, then values, keys, and what they are sorted by.
+"""
+
+import re
+from collections.abc import Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kprobes.errors import DefinitionError
+from kprobes.lang.lexer import read_unsigned
+from kprobes.model.codes import HistCode, hist_error
+from kprobes.model.hist import (
+    DEFAULT_SIZE,
+    LARGEST_SIZE,
+    LEAST_SIZE,
+    MAX_KEYS,
+    MAX_SORT_KEYS,
+    MAX_VALS,
+    OWN_MODIFIERS,
+    HistField,
+    HistKind,
+    HistTrigger,
+    Modifier,
+    SortKey,
+    Special,
+)
+
+_PREFIX = "hist:"
+_IF = re.compile(r"[ \t](if)(?=[ \t])")
+_OPERATORS = re.compile(r"[-+*/]")
+_OF_KEYS = frozenset(Modifier) - OWN_MODIFIERS - {Modifier.PERCENT, Modifier.GRAPH}
+_OF_VALS = OWN_MODIFIERS | {
+    Modifier.HEX,
+    Modifier.EXECNAME,
+    Modifier.USECS,
+    Modifier.PERCENT,
+    Modifier.GRAPH,
+}
+_ACTIONS = ("onmatch(", "onmax(", "onchange(")
+_SIZES = f"a number of entries from {LEAST_SIZE} to {LARGEST_SIZE}"
+_NEAREST = 8
+
+
+class KnownFields(Struct, frozen=True, kw_only=True):
+    """What a hist trigger of an event may name.
+
+    Attributes:
+        fields: by name, without modifiers.
+        missing: by name, or by modifier with its dot, why others cannot be had.
+    """
+
+    fields: Mapping[str, HistField]
+    missing: Mapping[str, str]
+
+
+class _Parts(Struct, kw_only=True):
+    # The parts of a trigger, as they stand in it.
+    keys: str | None = None
+    vals: str | None = None
+    sort: str | None = None
+    size: int = DEFAULT_SIZE
+    name: str = ""
+    clock: str = "global"
+    is_paused: bool = False
+    has_hitcount: bool = True
+
+
+def parse_hist(text: str, known: KnownFields) -> HistTrigger:
+    """Read a hist trigger.
+
+    Args:
+        text: as written to the event's ``trigger`` file; ``hist:`` may be left out.
+        known: what it may name.
+
+    Raises:
+        DefinitionError: what is wrong, in the kernel's words, and where.
+    """
+    command = _PREFIX + text.strip().removeprefix(_PREFIX)
+    return _Reader(command, known).read()
+
+
+class _Reader:
+    def __init__(self, command: str, known: KnownFields) -> None:
+        self._command = command
+        self._known = known
+
+    def read(self) -> HistTrigger:
+        body, filter_text = self._split()
+        parts = self._parts(body)
+        if parts.keys is None:
+            hint = "hist:keys=FIELD, by which hits are counted"
+            raise self._error(HistCode.NO_KEYS, "", hint)
+        vals = self._vals(parts)
+        keys = self._keys(parts.keys)
+        trigger = HistTrigger(
+            keys=keys,
+            vals=vals,
+            size=parts.size,
+            name=parts.name,
+            clock=parts.clock,
+            is_paused=parts.is_paused,
+            has_hitcount=parts.has_hitcount,
+            filter=filter_text,
+        )
+        return replace(trigger, sort=self._sort(parts.sort, trigger.fields))
+
+    def _error(self, code: HistCode, token: str, hint: str = "") -> DefinitionError:
+        return hist_error(code, text=self._command, token=token, hint=hint)
+
+    def _split(self) -> tuple[str, str]:
+        # The kernel takes the first ``if`` with blanks around it, which nothing but a filter has.
+        body = self._command.removeprefix(_PREFIX)
+        found = _IF.search(body)
+        if found is None:
+            if re.search(r"[ \t]if$|^if\b", body):
+                raise self._error(HistCode.BAD_IF, "if")
+            return body.strip(), ""
+        filter_text = body[found.end(1) :].strip()
+        if not filter_text:
+            raise self._error(HistCode.BAD_IF, "if")
+        return body[: found.start()].strip(), filter_text
+
+    def _parts(self, body: str) -> _Parts:
+        parts = _Parts()
+        for word in body.split(":"):
+            name, has_value, value = word.partition("=")
+            if has_value and not value:
+                raise self._error(HistCode.EMPTY_ASSIGNMENT, word)
+            if has_value:
+                self._assign(parts, word, name, value)
+            else:
+                self._note(parts, word)
+        return parts
+
+    def _assign(self, parts: _Parts, word: str, name: str, value: str) -> None:
+        match name:
+            case "key" | "keys":
+                parts.keys = value
+            case "val" | "vals" | "values":
+                parts.vals = value
+            case "sort":
+                parts.sort = value
+            case "name":
+                parts.name = value
+            case "clock":
+                parts.clock = value.strip()
+            case "size":
+                parts.size = self._size(value)
+            case _:
+                raise self._error(HistCode.NO_VARIABLES, word)
+
+    def _note(self, parts: _Parts, word: str) -> None:
+        match word:
+            case "nohitcount" | "NOHC":
+                parts.has_hitcount = False
+            case "pause":
+                parts.is_paused = True
+            case "cont" | "continue" | "clear":
+                raise self._error(HistCode.TRIGGER_ENOENT_CLEAR, "")
+            case _ if word.startswith(_ACTIONS):
+                raise self._error(HistCode.NO_VARIABLES, word)
+            case _:
+                hint = "there are keys=, vals=, sort=, size=, name=, clock=, pause, nohitcount"
+                raise self._error(HistCode.BAD_WORD, word, hint)
+
+    def _size(self, text: str) -> int:
+        number = read_unsigned(text)
+        size = 1 << max(number - 1, 0).bit_length() if number else 0
+        if not LEAST_SIZE <= size <= LARGEST_SIZE:
+            raise self._error(HistCode.BAD_SIZE, text, _SIZES)
+        return size
+
+    def _vals(self, parts: _Parts) -> tuple[HistField, ...]:
+        words = parts.vals.split(",") if parts.vals is not None else []
+        # The first plain hitcount stands for what is there anyway.
+        if "hitcount" in words:
+            words.remove("hitcount")
+        vals = tuple(self._field(word, allowed=_OF_VALS) for word in words)
+        for word, val in zip(words, vals, strict=True):
+            if val.kind is HistKind.TEXT or val.source is Special.STACK:
+                raise self._error(HistCode.BAD_VAL, word, "only numbers can be summed up")
+        own = [val for val in vals if val.modifier not in OWN_MODIFIERS]
+        if len(own) > MAX_VALS:
+            raise self._error(HistCode.TOO_MANY_VALS, words[vals.index(own[MAX_VALS])])
+        if not vals and not parts.has_hitcount:
+            raise self._error(HistCode.NEED_NOHC_VAL, "")
+        return vals
+
+    def _keys(self, text: str) -> tuple[HistField, ...]:
+        words = text.split(",")
+        keys = tuple(self._field(word, allowed=_OF_KEYS) for word in words[:MAX_KEYS])
+        if len(words) > MAX_KEYS:
+            raise self._error(HistCode.TOO_MANY_KEYS, words[MAX_KEYS])
+        for word, key in zip(words, keys, strict=True):
+            is_text = key.kind is HistKind.TEXT
+            if is_text and key.modifier is not None:
+                raise self._error(HistCode.BAD_KEY, word, "a text has no such modifier")
+        return keys
+
+    def _field(self, word: str, *, allowed: frozenset[Modifier]) -> HistField:
+        if _OPERATORS.search(word.replace("sym-offset", "")) or word[:1] == "$":
+            raise self._error(HistCode.NO_VARIABLES, word)
+        name, has_modifier, modifier = word.partition(".")
+        chosen, width = self._modifier(name, modifier) if has_modifier else (None, 0)
+        if chosen in (Modifier.PERCENT, Modifier.GRAPH) and chosen not in allowed:
+            raise self._error(HistCode.BAD_FIELD_MODIFIER, modifier, "it is for values")
+        field = self._find(name)
+        if chosen is not None and chosen not in allowed:
+            hint = f"there are {', '.join(sorted(allowed))}"
+            raise self._error(HistCode.BAD_FIELD_MODIFIER, word, hint)
+        return field if chosen is None else replace(field, modifier=chosen, width=width)
+
+    def _modifier(self, name: str, text: str) -> tuple[Modifier, int]:
+        if text.startswith("bucket"):
+            rest = text.removeprefix("bucket").removeprefix("s")
+            width = read_unsigned(rest[1:]) if rest[:1] == "=" else None
+            if not width:
+                raise self._error(HistCode.BAD_FIELD_MODIFIER, rest, "use buckets=WIDTH")
+            return Modifier.BUCKETS, width
+        for prefixed in (Modifier.PERCENT, Modifier.GRAPH):
+            if text.startswith(prefixed):
+                return prefixed, 0
+        if f".{text}" in self._known.missing:
+            raise self._error(HistCode.NOT_RECORDED, text, self._known.missing[f".{text}"])
+        if text not in {*Modifier} or text == Modifier.BUCKETS:
+            hint = f"there are {', '.join(sorted(Modifier))}"
+            raise self._error(HistCode.BAD_FIELD_MODIFIER, text, hint)
+        if text == Modifier.EXECNAME and name not in ("common_pid", "pid"):
+            raise self._error(HistCode.BAD_FIELD_MODIFIER, text, "it is for common_pid")
+        return Modifier(text), 0
+
+    def _find(self, name: str) -> HistField:
+        field = self._known.fields.get(name)
+        if field is None and name in self._known.missing:
+            raise self._error(HistCode.NOT_RECORDED, name, self._known.missing[name])
+        if field is None:
+            names = ", ".join([*self._known.fields][:_NEAREST])
+            raise self._error(HistCode.FIELD_NOT_FOUND, name, f"there are {names}, ...")
+        return field
+
+    def _sort(self, text: str | None, fields: tuple[HistField, ...]) -> tuple[SortKey, ...]:
+        if text is None:
+            return (SortKey(),)
+        words = text.split(",")
+        keys: list[SortKey] = []
+        for at, word in enumerate(words):
+            name, has_order, order = word.partition(".")
+            if not name:
+                raise self._error(HistCode.EMPTY_SORT_FIELD, "sort=")
+            if at == MAX_SORT_KEYS - 1 and len(words) > MAX_SORT_KEYS:
+                raise self._error(HistCode.TOO_MANY_SORT_FIELDS, "sort=")
+            names = ["hitcount", *(field.name for field in fields)]
+            alias = self._known.fields.get(name)
+            known = name if alias is None else alias.name
+            if known not in names:
+                raise self._error(HistCode.INVALID_SORT_FIELD, name)
+            if has_order and order not in ("ascending", "descending"):
+                raise self._error(HistCode.INVALID_SORT_MODIFIER, order)
+            keys.append(SortKey(index=names.index(known), is_descending=order == "descending"))
+        return tuple(keys)

@@ -1,0 +1,227 @@
+"""``kprobe count``, ``kprobe hist`` and ``report --count --hist``, on a recording and no guest."""
+
+import csv
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from kprobes.cli.counting import Counting, Shown
+from kprobes.cli.histograms import HistogramSink, shown_text
+from kprobes.cli.main import main
+from kprobes.model.events import NO_EVENTS
+from tests.build.json_lines import parsed
+from tests.build.recorded import recorded
+from tests.test_column_filter import SOURCE, events
+from tests.test_column_hist import counted
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "x.rec"
+    found.write_bytes(recorded(200))
+    return found
+
+
+def run(capsysbinary: pytest.CaptureFixture[bytes], *words: str | Path) -> tuple[int, str, str]:
+    status = main(list(map(str, words)))
+    out, err = capsysbinary.readouterr()
+    return status, out.decode(), err.decode()
+
+
+def test_a_recording_is_counted(path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    lines = parsed(run(capsysbinary, "report", path, "--format", "json")[1].encode())
+    wanted = Counter((line["comm"], line["cpu"]) for line in lines)
+
+    status, out, err = run(capsysbinary, "report", path, "--count", "comm,cpu", "--format", "csv")
+    text = run(capsysbinary, "report", path, "--count", "comm,cpu", "--top", "1")[1]
+
+    rows = [*csv.DictReader(io.StringIO(out))]
+    found = {(row["comm"], int(row["common_cpu"])): int(row["hitcount"]) for row in rows}
+    assert (status, err, found) == (0, "", dict(wanted))
+    assert [*found.values()] == sorted(found.values(), reverse=True)
+    head, first, *rest = text.splitlines()
+    assert head.split() == ["HITS", "SHARE", "COMM", "COMMON_CPU"]
+    assert first.split()[0] == str(max(wanted.values()))
+    assert rest == [f"... and {len(wanted) - 1} more", "", f"200 hits, {len(wanted)} entries"]
+
+
+def test_a_hist_trigger_is_asked_of_chosen_events(
+    path: Path, capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    words = ("report", path, "--event", "read", "--hist", "keys=a0.log2:vals=a0.avg,a0.max")
+
+    status, out, _ = run(capsysbinary, *words, "--format", "json")
+    events_of = ("report", path, "--event", "read", "--format", "json")
+    lines = parsed(run(capsysbinary, *events_of)[1].encode())
+    kernels = run(capsysbinary, *words, "--format", "hist", "-o", tmp_path / "out")
+
+    found: dict[str, Any] = json.loads(out)
+    assert status == 0
+    assert found["hits"] == len(lines) == sum(each["hitcount"] for each in found["entries"])
+    assert max(each["vals"]["a0.max"] for each in found["entries"]) == max(
+        int(line["args"]["a0"]) for line in lines
+    )
+    assert kernels == (0, "", "")
+    text = (tmp_path / "out").read_text()
+    assert text.startswith("# event histogram\n#\n# trigger info: hist:keys=a0.log2:")
+    assert f"    Hits: {len(lines)}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (["--hist", "keys=nosuch"], 4, "Couldn't find field"),
+        (["--count", "comm", "--hist", "keys=a0"], 2, "not allowed with"),
+        (["--count", "comm", "--format", "table"], 2, "--format table is for events"),
+        (["--format", "hist"], 2, "--format hist is for"),
+        (["--count", "comm", "--sort", "pid"], 2, "--sort and --fields are for events"),
+        (["--count", "a,,b"], 2, "invalid list"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(
+    path: Path,
+    capsysbinary: pytest.CaptureFixture[bytes],
+    words: list[str],
+    status: int,
+    told: str,
+) -> None:
+    try:
+        found = main(["report", str(path), *words])
+    except SystemExit as ended:
+        found = ended.code
+
+    out, err = capsysbinary.readouterr()
+    assert (found, out) == (status, b"")
+    assert told in err.decode()
+
+
+def test_two_recordings_are_not_counted(
+    path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    status, _, err = run(capsysbinary, "report", path, path, "--count", "comm")
+    assert (status, err) == (2, "kprobe: --count and --hist are of one recording\n")
+
+
+SIZE = "size=131072"
+
+
+@pytest.mark.parametrize(
+    ("words", "trigger"),
+    [
+        (["count", "p vfs_*"], f"keys=function:sort=hitcount.descending:{SIZE}"),
+        (
+            ["count", "p f a=$arg1", "--by", "comm,pid,a.log2"],
+            f"keys=comm,common_pid,a.log2:sort=hitcount.descending:{SIZE}",
+        ),
+        (["hist", "r f"], f"keys=duration.log2:sort=duration:{SIZE}"),
+        (["hist", "r f", "--by", "comm"], f"keys=comm,duration.log2:sort=duration:{SIZE}"),
+        (["hist", "p f a=$arg1"], f"keys=a.log2:sort=a:{SIZE}"),
+        (["hist", "p f a=$arg1 b=$arg2", "--of", "b"], f"keys=b.log2:sort=b:{SIZE}"),
+        (
+            ["hist", "p f a=$arg1", "--linear", "0:100:10"],
+            f"keys=a.buckets=10:sort=a:{SIZE}",
+        ),
+    ],
+)
+def test_short_words_stand_for_a_hist_trigger(
+    capsysbinary: pytest.CaptureFixture[bytes], words: list[str], trigger: str
+) -> None:
+    assert run(capsysbinary, *words, "--print-trigger") == (0, f"hist:{trigger}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["p f"], "nothing to show: the definition has no argument"),
+        (["p f a=$arg1 b=$arg2"], "--of FIELD is needed: which one of a, b"),
+        ([], "nothing to count: give a definition"),
+        (["p f a=$arg1", "--linear", "5"], "invalid buckets"),
+        (["p f a=$arg1", "--linear", "9:5:1"], "invalid buckets"),
+        (["p f a=$arg1", "--linear", "0:5:0"], "invalid buckets"),
+    ],
+)
+def test_what_is_not_said_is_asked_for(
+    capsysbinary: pytest.CaptureFixture[bytes], words: list[str], told: str
+) -> None:
+    try:
+        status = main(["hist", *words, "--print-trigger"])
+    except SystemExit as ended:
+        status = ended.code
+
+    assert status == 2
+    assert told in capsysbinary.readouterr().err.decode()
+
+
+def test_buckets_are_bars_with_the_empty_ones_between() -> None:
+    text = shown_text(counted("keys=count.buckets=1000:sort=count"), Shown()).decode()
+
+    rows = text.splitlines()[1:-2]
+    assert [row.split("|")[0].split() for row in rows] == [
+        ["[0,", "1000)", "3"],
+        ["[1000,", "2000)", "0"],
+        ["[2000,", "3000)", "0"],
+        ["[3000,", "4000)", "0"],
+        ["[4000,", "5000)", "0"],
+        ["[5000,", "6000)", "1"],
+    ]
+    full, _, _, _, _, third = (row.count("#") for row in rows)
+    assert full == 3 * third or full // 3 + 1 == third
+
+
+def test_each_key_has_its_bars_the_one_with_the_most_hits_first() -> None:
+    text = shown_text(counted("keys=comm,got.log2"), Shown(top=2)).decode()
+
+    heads = [line for line in text.splitlines() if line.startswith("comm: ")]
+    assert heads[0] == "comm: cat"
+    assert len(heads) == 2
+    assert "... and 1 more" in text
+
+
+def test_what_is_outside_of_the_buckets_is_one_each() -> None:
+    shown = Shown(bounds=(100, 1000))
+    text = shown_text(counted("keys=count.buckets=100:sort=count"), shown).decode()
+
+    rows = [row.split("|")[0].split() for row in text.splitlines()[1:-2]]
+    assert rows == [["<", "100", "2"], ["[500,", "600)", "1"], [">=", "1000", "1"]]
+
+
+def test_it_is_shown_each_interval_and_at_the_end() -> None:
+    out = io.BytesIO()
+    sink = HistogramSink(out, SOURCE, Counting(trigger="keys=comm", shown=Shown(interval_s=1e-9)))
+
+    sink.write(NO_EVENTS)
+    assert out.getvalue() == b""
+    sink.write(events())
+    first = out.getvalue()
+    sink.write(events())
+    second = out.getvalue()[len(first) :]
+    sink.close()
+
+    assert b"7 hits" in first
+    assert b"14 hits" in second
+    assert out.getvalue()[len(first) + len(second) :] == second
+
+
+def test_a_sink_without_an_interval_is_quiet_until_the_end() -> None:
+    out = io.BytesIO()
+    sink = HistogramSink(out, SOURCE, Counting(trigger="keys=comm", shown=Shown()))
+
+    sink.write(NO_EVENTS)
+    sink.write(events())
+    assert out.getvalue() == b""
+    sink.close()
+
+    assert b"7 hits, 3 entries" in out.getvalue()
+
+
+def test_dropped_and_unmeasured_hits_are_told() -> None:
+    full = counted("keys=wide,count,got:size=128")
+
+    text = shown_text(replace(full, dropped=5, unmeasured=3), Shown()).decode()
+
+    assert "4 hits, 4 entries, 5 hits dropped: the table is full, 3 without a duration" in text

@@ -1,0 +1,122 @@
+"""Hist triggers as they are read: what the kernel takes, lists and refuses."""
+
+import pytest
+
+from kprobes.column_hist import known_fields
+from kprobes.errors import DefinitionError
+from kprobes.lang.hist import parse_hist
+from kprobes.model.hist import HistKind, SortKey, Special, trigger_text
+from tests.build.ring import make_layout
+
+LAYOUT = make_layout(
+    1,
+    ("u32", "s16", "ustring", "duration", "u8[4]", "x64"),
+    event="read",
+    names=("count", "got", "path", "duration", "head", "cpu"),
+    can_fault=True,
+)
+KNOWN = known_fields(LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("text", "listed"),
+    [
+        ("keys=count", "hist:keys=count:vals=hitcount:sort=hitcount:size=2048"),
+        ("hist:key=count", "hist:keys=count:vals=hitcount:sort=hitcount:size=2048"),
+        (
+            "hist:keys=count.log2,got:vals=got,count:sort=got.descending,count:size=200",
+            "hist:keys=count.log2,got:vals=hitcount,got,count:sort=got.descending,count:size=256",
+        ),
+        (
+            "hist:keys=common_pid.execname:val=hitcount:sort=common_pid",
+            "hist:keys=common_pid.execname:vals=hitcount:sort=common_pid.execname:size=2048",
+        ),
+        (
+            "keys=count.bucket=0x10:values=hitcount,hitcount.percent:NOHC:size=131072",
+            "hist:keys=count.buckets=16:vals=hitcount.percent:sort=hitcount:size=131072:nohitcount",
+        ),
+        (
+            "hist:name=x:keys=common_timestamp.usecs:sort=hitcount.ascending:clock=mono:pause",
+            "hist:name=x:keys=common_timestamp.usecs:vals=hitcount:sort=hitcount:size=2048:clock=mono",
+        ),
+        (
+            " hist:keys=CPU:vals=got.avg,count  if  got > 5 ",
+            "hist:keys=common_cpu:vals=hitcount,got.avg,count:sort=hitcount:size=2048 if got > 5",
+        ),
+        ("keys=pid", "hist:keys=common_pid:vals=hitcount:sort=hitcount:size=2048"),
+    ],
+)
+def test_it_is_listed_as_the_kernel_lists_it(text: str, listed: str) -> None:
+    assert parse_hist(text, KNOWN).text == listed
+
+
+def test_an_events_own_fields_come_first() -> None:
+    assert parse_hist("keys=cpu", KNOWN).keys[0].source == 5
+    assert parse_hist("keys=common_cpu", KNOWN).keys[0].name == "common_cpu"
+
+
+def test_what_is_read_says_what_it_is() -> None:
+    found = parse_hist("keys=path,duration,common_timestamp:sort=path,hitcount.descending", KNOWN)
+
+    assert [key.kind for key in found.keys] == [
+        HistKind.TEXT,
+        HistKind.DURATION,
+        HistKind.NUMBER,
+    ]
+    assert found.keys[2].source is Special.TIMESTAMP
+    assert found.sort == (SortKey(index=1), SortKey(index=0, is_descending=True))
+    assert parse_hist("keys=got", KNOWN).keys[0].is_signed
+
+
+@pytest.mark.parametrize(
+    ("marked", "text"),
+    [
+        ("hist:^vals=", "Empty assignment"),
+        ("hist:keys=^foo", "Couldn't find field"),
+        ("hist:keys=count.^foo", "Invalid field modifier"),
+        ("hist:keys=count.^percent", "Invalid field modifier"),
+        ("hist:keys=count.^execname", "Invalid field modifier"),
+        ("^hist:keys=count.buckets", "Invalid field modifier"),
+        ("hist:keys=count.buckets^=0", "Invalid field modifier"),
+        ("hist:keys=count:vals=^got.log2", "Invalid field modifier"),
+        ("hist:keys=count:vals=^got.sym", "Invalid field modifier"),
+        ("hist:keys=count:vals=^bar", "Couldn't find field"),
+        ("hist:keys=count:sort=^foo", "Sort field must be a key or a val"),
+        ("hist:keys=count:sort=count.^up", "Invalid sort modifier"),
+        ("hist:keys=count:^sort=,count", "Empty sort field"),
+        ("hist:keys=count:^sort=count,got,hitcount", "Too many sort fields (Max = 2)"),
+        ("^hist:keys=count:nohitcount", "Non-hitcount value is required for 'nohitcount'"),
+        ("^hist:keys=count:clear", "Can't clear or continue a nonexistent hist trigger"),
+        # Ours: the kernel has no words for them, or cannot be asked of a recording.
+        ("^hist:vals=count", "A hist trigger needs keys"),
+        ("hist:keys=count,got,path,^duration", "Too many keys (Max = 3)"),
+        ("hist:keys=path:vals=count,got,^duration", "Too many values (Max = 2)"),
+        ("hist:keys=count:size=^5", "Invalid size of the table"),
+        ("hist:keys=count:size=^1000000", "Invalid size of the table"),
+        ("hist:keys=count:^sometimes", "Unknown word in a hist trigger"),
+        ("hist:keys=count ^if", "A filter is written: if FIELD OPERATOR VALUE"),
+        ("hist:keys=^path.hex", "Field cannot be a key"),
+        ("hist:keys=count:vals=^path", "Field cannot be a value"),
+        ("hist:keys=^stacktrace", "Field is not recorded"),
+        ("hist:keys=^tgid", "Field is not recorded"),
+        ("hist:keys=^head", "Field is not recorded"),
+        ("hist:keys=count.^syscall", "Field is not recorded"),
+        ("hist:keys=^count-got", "Variables, expressions and actions are not supported yet"),
+        ("hist:keys=count:^ts=got", "Variables, expressions and actions are not supported yet"),
+        ("hist:keys=count:^onmax(got)", "Variables, expressions and actions are not supported yet"),
+    ],
+)
+def test_the_mark_stands_where_the_kernels_does(marked: str, text: str) -> None:
+    command = marked.replace("^", "")
+
+    with pytest.raises(DefinitionError) as caught:
+        parse_hist(command, KNOWN)
+
+    assert caught.value.text == text
+    assert caught.value.column == marked.index("^")
+
+
+def test_short_words_are_the_kernels_names() -> None:
+    assert trigger_text(["comm", "pid", "size.log2"], sort="size") == (
+        "hist:keys=comm,common_pid,size.log2:sort=size:size=131072"
+    )

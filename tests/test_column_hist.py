@@ -1,0 +1,242 @@
+"""Hist triggers of recorded events: a slow reading of the kernel's rules, event by event."""
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kprobes.column_hist import ColumnHist, check_hist, histogram_of, log2
+from kprobes.errors import DefinitionError
+from kprobes.histogram import Histogram
+from kprobes.model.events import NO_EVENTS, Events
+from kprobes.ring.merge import in_order
+from tests.build.events import Row, make_batch, make_events
+from tests.build.ring import make_layout
+from tests.test_column_filter import OTHER, READ, SOURCE, VFS_READ, events
+
+U64 = (1 << 64) - 1
+
+
+def counted(trigger: str, *rounds: Events) -> Histogram:
+    found = histogram_of(rounds or [events()], trigger, SOURCE)
+    assert found is not None
+    return found
+
+
+def entries(found: Histogram) -> dict[tuple[Any, ...], tuple[int, ...]]:
+    """Return hitcount and values by keys, as they are kept."""
+    keys = zip(*(key.tolist() for key in found.keys), strict=True)
+    columns = zip(found.hitcount.tolist(), *(val.tolist() for val in found.vals), strict=True)
+    return dict(zip(keys, columns, strict=True))
+
+
+def random_rows(rng: random.Random, count: int) -> list[Row]:
+    def values() -> tuple[Any, ...]:
+        return (
+            rng.choice([0, 1, 2, 3, 1000, 2**32 - 1, None]),
+            rng.choice([0, 1, -1, 300, -32768]),
+            rng.choice([b"/etc/passwd", b"/tmp", None, b"x" * 300]),
+            rng.choice([None, 0, 1, 100, 5000, 2**40]),
+            (0, 0, 0, 0),
+            rng.choice([0, VFS_READ, VFS_READ + 300]),
+            rng.choice([0, 1, 2**63, 2**63 + 1, 2**64 - 1, 12345]),
+        )
+
+    return [
+        Row(
+            ts=1000 * n,
+            pid=rng.choice([0, 1, 7]),
+            cpu=rng.randrange(3),
+            comm=rng.choice([b"cat", b"sh", b"a-name-of-15-by"]),
+            values=values(),
+            caller=rng.choice([VFS_READ, VFS_READ + 8]),
+        )
+        for n in range(count)
+    ]
+
+
+def kernels_log2(number: int) -> int:
+    # ilog2(roundup_pow_of_two(n)), where 1UL << 64 is 1.
+    return (1 << (number - 1 & U64).bit_length() % 64).bit_length() - 1
+
+
+MODIFIED: dict[str, Callable[[int], int]] = {
+    "": lambda number: number,
+    "hex": lambda number: number,
+    "log2": kernels_log2,
+    "buckets=7": lambda number: number // 7 * 7,
+}
+KEYS: dict[str, Callable[[Row], int | bytes]] = {
+    "count": lambda row: row.values[0] or 0,
+    "got": lambda row: (row.values[1] or 0) & U64,
+    "path": lambda row: (row.values[2] or b"")[:255],
+    "duration": lambda row: row.values[3] or 0,
+    "by": lambda row: SOURCE.symbol_at(row.values[5] or 0).encode(),
+    "wide": lambda row: row.values[6] or 0,
+    "common_pid": lambda row: row.pid,
+    "common_cpu": lambda row: row.cpu,
+    "comm": lambda row: row.comm,
+    "common_timestamp": lambda row: row.ts,
+    "__probe_ret_ip": lambda row: row.caller,
+    "__probe_func": lambda _: READ.ip,
+    "hitcount": lambda _: 1,
+}
+
+
+def key(row: Row, word: str) -> int | bytes:
+    name, _, modifier = word.partition(".")
+    value = KEYS[name](row)
+    return value if isinstance(value, bytes) else MODIFIED[modifier](value)
+
+
+def slow(
+    rows: Sequence[Row], keys: Sequence[str], vals: Sequence[str], size: int
+) -> tuple[dict[tuple[Any, ...], tuple[int, ...]], int, int]:
+    """Return entries, drops and what was not measured, by going from row to row."""
+    table: dict[tuple[Any, ...], list[Row]] = {}
+    dropped = unmeasured = 0
+    for row in rows:
+        if any(word.startswith("duration") for word in (*keys, *vals)) and not row.values[3]:
+            unmeasured += 1
+            continue
+        found = tuple(key(row, word) for word in keys)
+        if found not in table and len(table) == size:
+            dropped += 1
+            continue
+        table.setdefault(found, []).append(row)
+    return (
+        {
+            found: (len(own), *(_value([_number(row, word) for row in own], word) for word in vals))
+            for found, own in table.items()
+        },
+        dropped,
+        unmeasured,
+    )
+
+
+def _number(row: Row, word: str) -> int:
+    found = KEYS[word.partition(".")[0]](row)
+    assert isinstance(found, int)
+    return found
+
+
+def _value(numbers: list[int], word: str) -> int:
+    name, _, modifier = word.partition(".")
+    if modifier not in ("min", "max"):
+        return sum(numbers) & U64
+    half = 1 << 63 if name == "got" else U64 + 1
+    return (min if modifier == "min" else max)(
+        numbers, key=lambda number: number - (U64 + 1) * (number >= half)
+    )
+
+
+key_words = st.sampled_from(
+    [
+        *(f"{n}{m}" for n in ("count", "got", "wide") for m in ("", ".log2", ".buckets=7")),
+        *("path", "duration.log2", "by", "common_pid", "common_cpu", "comm", "common_timestamp"),
+        *("__probe_ret_ip", "__probe_func.hex", "hitcount"),
+    ]
+)
+val_words = st.sampled_from(
+    ["count", "got", "wide", "duration", "got.min", "got.max", "wide.avg", "wide.max", "count.min"]
+)
+
+
+@given(
+    keys=st.lists(key_words, min_size=1, max_size=3, unique=True),
+    vals=st.lists(val_words, max_size=2, unique=True),
+    size=st.sampled_from([128, 256]),
+    seed=st.integers(0, 1 << 30),
+    cuts=st.lists(st.integers(0, 400), max_size=3),
+)
+def test_it_counts_what_the_kernel_would(
+    keys: list[str], vals: list[str], size: int, seed: int, cuts: list[int]
+) -> None:
+    rows = random_rows(random.Random(seed), 400)
+    ends = [0, *sorted(cuts), len(rows)]
+    rounds = [
+        in_order([make_batch(READ, rows[low:high])]) for low, high in itertools.pairwise(ends)
+    ]
+    trigger = f"keys={','.join(keys)}:size={size}" + (f":vals={','.join(vals)}" if vals else "")
+
+    found = counted(trigger, *rounds)
+
+    wanted, dropped, unmeasured = slow(rows, keys, vals, size)
+    assert entries(found) == wanted
+    assert (found.dropped, found.unmeasured) == (dropped, unmeasured)
+    assert found.hits + dropped + unmeasured == len(rows)
+
+
+def test_a_full_table_keeps_what_came_first_of_several_events() -> None:
+    # Two events share the table; in time they alternate, in their batches they do not.
+    first = [Row(ts=2 * n, values=(n, *[0] * 6)) for n in range(100)]
+    other = [Row(ts=2 * n + 1, values=(1000 + n,)) for n in range(100)]
+    pairs = [(i, n) for n in range(100) for i in (0, 1)]
+    both = make_events([make_batch(READ, first), make_batch(OTHER, other)], pairs)
+
+    found = counted("keys=common_timestamp:size=128", both)
+
+    assert sorted(found.keys[0].tolist()) == list(range(128))
+    assert (found.hits, found.dropped) == (128, 72)
+
+
+def test_a_filter_chooses_hits_and_a_paused_trigger_none() -> None:
+    assert counted("hist:keys=comm if count > 400").hits == 2
+    assert counted("hist:keys=comm:pause").hits == 0
+    assert counted("hist:keys=count if comm == 'cat'").keys[0].tolist() == [5, 5000]
+
+
+def test_what_has_no_such_field_is_not_counted() -> None:
+    assert counted("keys=got").hits == 4
+    assert counted("keys=common_cpu").hits == 7
+
+
+@pytest.mark.parametrize(
+    "trigger", ["keys=nosuch", "keys=count.nosuch", "keys=comm if nosuch == 1"]
+)
+def test_what_is_wrong_for_all_events_is_an_error(trigger: str) -> None:
+    with pytest.raises(DefinitionError):
+        counted(trigger)
+
+
+def test_it_is_known_before_there_are_events() -> None:
+    check_hist("keys=size", [READ, OTHER])
+    check_hist("keys=got", [READ, OTHER])
+    with pytest.raises(DefinitionError, match="Couldn't find field"):
+        check_hist("keys=nosuch", [READ, OTHER])
+
+
+def test_a_table_is_that_of_the_first_event_that_has_hits() -> None:
+    signed = make_layout(3, ("s64",), event="other", names=("size",))
+    rows = [Row(values=(5,)), Row(values=(U64,))]
+    both = make_events([make_batch(signed, []), make_batch(OTHER, rows)])
+
+    assert counted("keys=comm:vals=size.max", both).value(0).tolist() == [U64]
+
+
+def test_without_events_there_are_no_entries() -> None:
+    hist = ColumnHist("keys=comm", SOURCE)
+    hist.take(NO_EVENTS)
+    hist.check()
+    assert hist.histogram() is None
+
+    hist.take(Events(batches=(make_batch(READ, []),), batch=NO_EVENTS.batch, row=NO_EVENTS.row))
+
+    found = hist.histogram()
+    assert found is not None
+    assert (len(found), found.hits) == (0, 0)
+
+
+@given(st.lists(st.integers(0, U64), min_size=1))
+def test_powers_of_two_are_the_kernels(numbers: list[int]) -> None:
+    assert log2(np.array(numbers, np.uint64)).tolist() == list(map(kernels_log2, numbers))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 2**32, 2**32 + 1, 2**63 - 1, 2**63, 2**63 + 1])
+def test_the_ends_of_buckets_are_theirs(number: int) -> None:
+    assert log2(np.array([number], np.uint64)).tolist() == [kernels_log2(number)]

@@ -1,0 +1,160 @@
+"""Histograms: the kernel's text of them, and what programs make of them."""
+
+import random
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+from kprobes.errors import UsageError
+from kprobes.histogram import Histogram, share_of
+from kprobes.ring.merge import in_order
+from tests.build.events import Row, make_batch
+from tests.test_column_filter import OTHER, READ
+from tests.test_column_hist import counted, entries, random_rows
+
+mpl.use("agg")
+U64 = (1 << 64) - 1
+PLACE = "ffffffff81000040"
+CPU = "{ common_cpu:          1 }"
+
+
+def lines(found: Histogram) -> list[str]:
+    text = str(found)
+    head, _, rest = text.partition("\n\n")
+    assert head.startswith("# event histogram\n#\n# trigger info: hist:keys=")
+    assert head.endswith(" [active]\n#")
+    return rest.partition("\n\nTotals:")[0].split("\n")
+
+
+def test_the_text_is_the_kernels() -> None:
+    # hist_trigger_show() of Linux 6.12, by its printf formats.
+    assert str(counted("hist:keys=count:vals=got:sort=count:size=200 if count > 0")) == (
+        "# event histogram\n"
+        "#\n"
+        "# trigger info: hist:keys=count:vals=hitcount,got:sort=count:size=256 if count > 0"
+        " [active]\n"
+        "#\n"
+        "\n"
+        "{ count:          5 } hitcount:          1  got: 18446744073709551615\n"
+        "{ count:        500 } hitcount:          1  got:          7\n"
+        "{ count:       5000 } hitcount:          1  got:          0\n"
+        "\n"
+        "Totals:\n"
+        "    Hits: 3\n"
+        "    Entries: 3\n"
+        "    Dropped: 0\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("trigger", "entry"),
+    [
+        ("keys=count.hex", "{ count: 1f4 } hitcount:          1"),
+        ("keys=count.log2", "{ count: ~ 2^9  } hitcount:          1"),
+        ("keys=count.buckets=200", "{ count: ~ 400-599 } hitcount:          1"),
+        ("keys=common_cpu", "{ common_cpu:          1 } hitcount:          1"),
+        (
+            "keys=common_pid.execname",
+            "{ common_pid: dd              [         2] } hitcount:          1",
+        ),
+        (
+            "keys=path,comm",
+            f"{{ path: {'/etc/group':<50}, comm: {'dd':<50} }} hitcount:          1",
+        ),
+        ("keys=function", f"{{ function: [{PLACE}] {'_stext':<45} }} hitcount:          1"),
+        (
+            "keys=__probe_func.sym-offset",
+            f"{{ __probe_func: [{PLACE}] {'_stext+0x40/0x100':<55} }} hitcount:          1",
+        ),
+        ("keys=common_cpu:vals=count:nohitcount", f"{CPU}  count:        500"),
+        ("keys=common_cpu:vals=count.hex", f"{CPU} hitcount:          1  count:        1f4"),
+        ("keys=common_cpu:vals=count.avg", f"{CPU} hitcount:          1  count.avg:        500"),
+        ("keys=common_cpu:vals=got.min", f"{CPU} hitcount:          1  got.min:          7"),
+    ],
+)
+def test_a_key_or_value_is_shown_as_its_modifier_says(trigger: str, entry: str) -> None:
+    assert lines(counted(f"{trigger} if count == 500")) == [entry]
+
+
+def test_shares_and_bars_are_of_the_column() -> None:
+    found = counted("keys=comm:vals=count.percent,count.graph:sort=count:nohitcount if got != 99")
+
+    # The second value of a field is another column; sorting is by the first.
+    assert [line.partition("}")[2] for line in lines(found)] == [
+        "  count (%):   0.00  count:                     ",
+        "  count (%):   9.08  count: #                   ",
+        "  count (%):  90.91  count: ####################",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "whole", "share"),
+    [
+        (0, 0, 0),
+        (1, 0, 0xFFFF_FFFF),
+        (1, 3, 3333),
+        (5, 5, 10_000),
+        (U64, U64, 10_000),
+        (U64, 9999, 0xFFFF_FFFF),
+        (U64 // 10_000, 1, 0xFFFF_FFFF),
+    ],
+)
+def test_hundredths_of_a_percent_are_the_kernels(number: int, whole: int, share: int) -> None:
+    assert share_of(number, whole) == share
+
+
+def test_signed_numbers_are_sorted_as_such_and_equal_ones_stay() -> None:
+    found = counted("keys=got:sort=got")
+    assert found.keys[0].view(np.int64).tolist() == [-300, -1, 0, 7]
+
+    last = counted("keys=got,count:sort=hitcount.descending,got.descending")
+    assert last.keys[0].view(np.int64).tolist() == [7, 0, -1, -300]
+
+
+def test_two_histograms_are_one() -> None:
+    trigger = "keys=comm,count.log2:vals=got,wide.max,got.min:size=131072"
+    rows = random_rows(random.Random(5), 300)
+
+    def part(low: int, high: int) -> Histogram:
+        return counted(trigger, in_order([make_batch(READ, rows[low:high])]))
+
+    whole, both = part(0, 300), part(0, 120) + part(120, 300)
+
+    assert entries(both) == entries(whole)
+    assert both.hits == 300
+    with pytest.raises(UsageError, match="other keys"):
+        both + counted("keys=comm")
+
+
+def test_programs_get_columns() -> None:
+    found = counted("keys=comm,got.log2,by:vals=got.avg,wide.hex:sort=hitcount.descending,comm")
+
+    columns = found.columns()
+    assert [*columns] == ["comm", "got.log2", "by", "hitcount", "got.avg", "wide.hex"]
+    assert columns["comm"].tolist() == ["cat", "cat", "dd", "sh"]
+    assert columns["got.log2"].tolist() == [1, 1, 8, 1]
+    assert columns["hitcount"].dtype == np.uint64
+    assert columns["got.avg"].tolist() == [-1.0, 0.0, 7.0, -300.0]
+    assert columns["wide.hex"].tolist() == [1 << 63, 5, 0, 1]
+    frame: Any = found.to_pandas()
+    assert {name: frame[name].tolist() for name in columns} == {
+        name: column.tolist() for name, column in columns.items()
+    }
+    axes = found.plot()
+    assert [patch.get_height() for patch in axes.patches] == [1, 1, 1, 1]
+    assert axes.get_xticklabels()[2].get_text().startswith("dd, 8, ")
+    assert repr(found).startswith("<Histogram: 4 hits in 4 entries by hist:keys=comm,got.log2,by:")
+
+
+def test_the_idle_task_has_the_kernels_name() -> None:
+    rows = [Row(pid=0, comm=b"swapper/0", values=(1,)), Row(pid=3, comm=b"sh", values=(1,))]
+    events = in_order([make_batch(OTHER, rows)])
+
+    assert counted("keys=common_pid.execname", events).columns()[
+        "common_pid.execname"
+    ].tolist() == [
+        "<idle>",
+        "sh",
+    ]
