@@ -1,4 +1,5 @@
 import socket
+import struct
 
 import pytest
 
@@ -58,6 +59,45 @@ def test_registers_that_a_monitor_changes_in_between_stay_as_that_left_them() ->
 
         assert looks == 2
         assert stub.registers(1)["rip"] == 0x0202020202020202
+
+
+def test_segments_are_put_back_although_the_guests_tables_are_elsewhere_now() -> None:
+    # As in x86_cpu_gdb_load_seg() of QEMU: a segment is looked up by the CR3 that is there when its
+    # selector changes, and stays as it was where that leads nowhere.
+    core = (
+        b'<feature name="core"><reg name="cs" bitsize="64"/><reg name="cr3" bitsize="64"/>'
+        b'<reg name="eflags" bitsize="32"/><reg name="st0" bitsize="80"/></feature>'
+    )
+    kernel, user, tables, gone = 0x10, 0x33, 0x1000, 0x2000
+    fake = FakeStub(answers={b"qXfer:features:read:core.xml": b"l" + core})
+    values = fake.registers[1]
+    values[:16] = struct.pack("<QQ", kernel, gone)
+
+    def is_restored() -> bool:
+        return sum(asked == b"g" for asked in fake.asked) > 1
+
+    def shown(sock: socket.socket) -> None:
+        if is_restored():
+            values[:16] = struct.pack("<QQ", user, tables)
+            del fake.hooks[b"g"]
+        sock.sendall(packet(values[:20].hex().encode() + b"x" * 20))
+
+    def taken(sock: socket.socket) -> None:
+        segment, table = struct.unpack("<QQ", bytes.fromhex(fake.asked[-1][1:33].decode()))
+        held, held_table = struct.unpack("<QQ", values[:16])
+        if segment != held and held_table == tables:
+            held = segment
+        values[:16] = struct.pack("<QQ", held, table)
+        sock.sendall(packet(b"OK"))
+
+    with opened(fake) as stub:
+        stub.registers(1)
+        fake.hooks |= {b"g": shown, b"G": taken}
+        with pytest.raises(TargetError, match="somebody else has changed the registers of vCPU 1"):
+            stub.set_registers(1, {"eflags": 2})
+
+        found = stub.registers(1)
+    assert (found["cs"], found["cr3"]) == (user, tables)
 
 
 def test_what_was_overwritten_is_returned() -> None:

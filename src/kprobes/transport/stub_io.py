@@ -107,6 +107,8 @@ def _cut(data: bytearray, sizes: Sequence[int]) -> list[bytes]:
 
 
 _MAX_FILE = 1 << 20
+_PAGING = ("cr0", "cr3", "cr4", "efer")
+"""What says where an x86 CPU finds memory."""
 
 
 class StubRegisters:
@@ -176,13 +178,23 @@ class StubRegisters:
                     "it cannot be written"
                 )
         # In one write, which QEMU handles in one go: no monitor's ``loadvm`` comes in between.
-        request = b"G" + encode_registers(description, packet, values)
-        replaced, answer = self._wire.exchange([b"g", request])
+        written = encode_registers(description, packet, values)
+        replaced, answer = self._wire.exchange([b"g", b"G" + written])
         check_ok(answer, f"new values for {', '.join(values)} of vCPU {cpu}")
         if replaced != packet:
-            check_ok(self._wire.ask(b"G" + replaced), f"registers of vCPU {cpu}, put back")
+            self._put_back(cpu, written, replaced)
             raise TargetError(f"somebody else has changed the registers of vCPU {cpu}")
         return {name: shown[name] for name in values}
+
+    def _put_back(self, cpu: int, written: bytes, replaced: bytes) -> None:
+        # On x86 QEMU looks up a segment whose selector changes in the guest's tables, and leaves it
+        # as it was where these are not mapped: x86_cpu_gdb_load_seg(). CR3 comes after the segments
+        # in the packet, and what was written may have one that leads nowhere here: it goes first.
+        description = self.description
+        before = decode_registers(description, replaced)
+        tables = {name: before[name] for name in _PAGING if name in before}
+        for packet in (encode_registers(description, written, tables), replaced):
+            check_ok(self._wire.ask(b"G" + packet), f"registers of vCPU {cpu}, put back")
 
     def _all(self, cpu: int) -> bytes:
         answer = self._wire.ask(b"g")
