@@ -14,68 +14,19 @@ from numpy.typing import NDArray
 from kprobes.column_filter import ColumnFilter
 from kprobes.errors import DefinitionError
 from kprobes.histogram import Histogram, Numbers, combined
-from kprobes.lang.hist import KnownFields, parse_hist
+from kprobes.lang.hist import parse_hist
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.filter import Header
 from kprobes.model.hist import MAX_TEXT, HistField, HistKind, HistTrigger, Modifier, Special
-from kprobes.model.resolved import Field, RecordLayout, Storage
+from kprobes.model.resolved import RecordLayout, Storage
+from kprobes.resolve.hist import known_fields
 from kprobes.sinks.names import Names, TraceSource
 
 Groups = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-_PID = HistField(name="common_pid", source=Header.PID, is_signed=True)
-_CPU = HistField(name="common_cpu", source=Header.CPU)
-_COMM = HistField(name="comm", source=Header.COMM, kind=HistKind.TEXT)
-_GENERIC = {
-    "common_pid": _PID,
-    "common_cpu": _CPU,
-    "common_type": HistField(name="common_type", source=Header.TYPE),
-    "common_timestamp": HistField(name="common_timestamp", source=Special.TIMESTAMP),
-    "hitcount": HistField(name="hitcount", source=Special.HITCOUNT),
-    "function": HistField(name="function", source=Special.FUNCTION, modifier=Modifier.SYM),
-    **dict.fromkeys(("cpu", "CPU"), _CPU),
-    **dict.fromkeys(("comm", "COMM"), _COMM),
-    "pid": _PID,
-}
-_ENTRY, _RETURN, _CALLER = "__probe_ip", "__probe_func", "__probe_ret_ip"
-_NO_STACK = "a record has no stack"
-_MISSING = {
-    **dict.fromkeys(("common_stacktrace", "stacktrace", "STACKTRACE", "stack"), _NO_STACK),
-    "tgid": "a record has the pid of the task, and not of its process",
-    "common_flags": "a record has them in another form",
-    "common_preempt_count": "a record has it in another form",
-    ".stacktrace": _NO_STACK,
-    ".syscall": "names of system calls are not known here",
-}
 _IDLE = b"<idle>"
 _COMM_DTYPE = np.dtype("S16")
-
-
-def known_fields(layout: RecordLayout) -> KnownFields:
-    """Return what a hist trigger may name of an event that was recorded, its own fields first."""
-    own = {field.name: _known(field) for field in layout.fields}
-    if layout.caller_offset is None:
-        places = {_ENTRY: HistField(name=_ENTRY, source=Header.IP)}
-    else:
-        places = {
-            _RETURN: HistField(name=_RETURN, source=Header.IP),
-            _CALLER: HistField(name=_CALLER, source=Special.CALLER),
-        }
-    arrays = {name: "an array is not one value" for name, field in own.items() if field is None}
-    fields = {name: field for name, field in own.items() if field is not None}
-    others = {name: field for name, field in (_GENERIC | places).items() if name not in own}
-    return KnownFields(fields=fields | others, missing=_MISSING | arrays)
-
-
-def _known(field: Field) -> HistField | None:
-    if field.count is not None:
-        return None
-    if field.storage is Storage.DURATION:
-        return HistField(name=field.name, source=field.index, kind=HistKind.DURATION)
-    is_number = field.storage is Storage.NUMBER and field.type != "symstr"
-    kind = HistKind.NUMBER if is_number else HistKind.TEXT
-    return HistField(name=field.name, source=field.index, kind=kind, is_signed=field.is_signed)
 
 
 class ColumnHist:
@@ -137,7 +88,8 @@ class ColumnHist:
         # that has hits: signs may differ.
         found: dict[int, HistTrigger] = {}
         counts = np.bincount(events.batch, minlength=len(events.batches))
-        for index in np.argsort(counts == 0, kind="stable").tolist():
+        hit_first: list[int] = np.argsort(counts == 0, kind="stable").tolist()
+        for index in hit_first:
             trigger = self._trigger(events.batches[index].layout)
             if trigger is None:
                 continue
@@ -276,9 +228,10 @@ _BITS = 64
 
 
 def log2(numbers: Numbers) -> Numbers:
-    """Return the powers of two that numbers do not exceed, uint64, new: ``ilog2(roundup(n))``.
+    """Return the powers of two that numbers, shape (n,), do not exceed: ``ilog2(roundup(n))``.
 
-    Of 0, and of numbers beyond 2**63, it is 0, as the shift by 64 makes it in the kernel.
+    Of 0, and of numbers beyond 2**63, it is 0, as the shift by 64 makes it in the kernel. It is a
+    new array of their shape.
     """
     less = numbers - np.uint64(1)
     high = np.frexp((less >> _HALF).astype(np.float64))[1]
@@ -453,6 +406,21 @@ def _numbered(numbers: Numbers) -> tuple[Groups, int]:
     return (np.cumsum(is_there) - 1)[codes], int(np.count_nonzero(is_there))
 
 
+def can_count(text: str, layouts: Iterable[RecordLayout]) -> bool:
+    """Whether guests can be asked a trigger where hits happen, of all of some events.
+
+    Args:
+        text: of the trigger.
+        layouts: of the events.
+    """
+    try:
+        for layout in _different(layouts):
+            parse_hist(text, known_fields(layout, of_guest=True))
+    except DefinitionError:
+        return False
+    return True
+
+
 def check_hist(text: str, layouts: Iterable[RecordLayout]) -> None:
     """Find out whether a trigger can be asked of any of some events.
 
@@ -464,7 +432,7 @@ def check_hist(text: str, layouts: Iterable[RecordLayout]) -> None:
         DefinitionError: of none; says what is wrong for the first.
     """
     first: DefinitionError | None = None
-    for layout in {(each.fields, each.caller_offset): each for each in layouts}.values():
+    for layout in _different(layouts):
         try:
             parse_hist(text, known_fields(layout))
         except DefinitionError as error:
@@ -473,6 +441,11 @@ def check_hist(text: str, layouts: Iterable[RecordLayout]) -> None:
             return
     if first is not None:
         raise first
+
+
+def _different(layouts: Iterable[RecordLayout]) -> Iterable[RecordLayout]:
+    # All functions of a pattern have the same fields.
+    return {(each.fields, each.caller_offset): each for each in layouts}.values()
 
 
 def histogram_of(rounds: Iterable[Events], text: str, source: TraceSource) -> Histogram | None:

@@ -6,6 +6,7 @@ from typing import Protocol
 from kprobes.drain import Drain
 from kprobes.errors import DefinitionError, RefusedError
 from kprobes.guest.call import Functions
+from kprobes.histogram import Histogram
 from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import Counts, Events, Hits, Loads
 from kprobes.model.kernel import Kernel
@@ -117,6 +118,10 @@ class Driver(EventDriver, Protocol):
 
     def drain(self, *, room: float, writer: RecordingWriter | None = None) -> Drain:
         """Begin to drain what is recorded, to a writer or with so many bytes that may wait."""
+        ...
+
+    def histogram(self) -> Histogram | None:
+        """Return what the recording's hist trigger has counted in the kernel so far, or None."""
         ...
 
     def check(self) -> None:

@@ -79,7 +79,7 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         return self.text().decode(errors="backslashreplace")
 
     def take(self, rows: NDArray[np.int64] | slice) -> "Histogram":
-        """Return some of its entries, in that order."""
+        """Return some of its entries by their indices, shape (m,), in that order; copies."""
         return replace(
             self,
             keys=tuple(key[rows] for key in self.keys),

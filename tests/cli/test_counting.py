@@ -107,7 +107,7 @@ def test_two_recordings_are_not_counted(
     assert (status, err) == (2, "kprobe: --count and --hist are of one recording\n")
 
 
-SIZE = "size=131072"
+SIZE = "size=16384"
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import BinaryIO
 
 import pytest
 
-from kprobes.cli.output import Output
+from kprobes.cli.output import LimitSink, Output
 from kprobes.cli.terminal import Progress, Stop
-from kprobes.cli.tracing import LimitSink, Until, reasons
+from kprobes.cli.tracing import Until, reasons
 from kprobes.cli.workload import Workload
 from kprobes.errors import RefusedError
 from kprobes.model.events import Events

@@ -118,5 +118,5 @@ def test_the_mark_stands_where_the_kernels_does(marked: str, text: str) -> None:
 
 def test_short_words_are_the_kernels_names() -> None:
     assert trigger_text(["comm", "pid", "size.log2"], sort="size") == (
-        "hist:keys=comm,common_pid,size.log2:sort=size:size=131072"
+        "hist:keys=comm,common_pid,size.log2:sort=size:size=16384"
     )

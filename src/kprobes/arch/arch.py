@@ -202,6 +202,8 @@ class CodeInfo(Struct, frozen=True, kw_only=True):
         per_cpu: how the running CPU's memory is reached.
         increment: assembly that adds one to the u64 at address $0 from any CPU, and its
             constraints; None where LLVM's own is good.
+        add_own: assembly that adds $1 to the u64 at address $0, which only this CPU changes, and
+            its constraints; None where LLVM's own is good.
         address: IR expression of the 64 bits that linking gives a symbol, put in by ``format``.
         veneer: (function) to code that a call goes to instead where that is out of its reach, or
             None where calls reach all of a kernel.
@@ -222,6 +224,7 @@ class CodeInfo(Struct, frozen=True, kw_only=True):
     irqs_set: bool
     per_cpu: Segment | Base
     increment: tuple[str, str] | None
+    add_own: tuple[str, str] | None
     address: str
     veneer: Callable[[Addr], bytes] | None
     intrinsics: str

@@ -117,7 +117,13 @@ def interval_of(args: argparse.Namespace, out: BinaryIO) -> float:
 
 
 def run(args: argparse.Namespace, out: BinaryIO, counting: Counting) -> int:
-    """Count, and show it; return the exit code."""
+    """Count, and show it; return the exit code.
+
+    Args:
+        args: the options.
+        out: standard output.
+        counting: what is counted.
+    """
     if args.print_trigger:
         write_text(out, f"{counting.trigger}\n")
         return 0

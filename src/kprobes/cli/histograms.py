@@ -9,12 +9,14 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 from kprobes.cli.counting import Counting, Shown
 from kprobes.cli.stats import number_text, right, share_text, text_of
 from kprobes.cli.terminal import aligned, counted, json_lines
 from kprobes.column_hist import ColumnHist
+from kprobes.errors import TargetError
 from kprobes.histogram import Histogram, symbol_name
 from kprobes.model.events import Events
 from kprobes.model.hist import HistField, HistKind, Modifier
@@ -34,15 +36,24 @@ _CLEAR = b"\x1b[H\x1b[2J"
 class HistogramSink:
     """Counts events by a hist trigger, and shows them. Implements ``ports.Sink``."""
 
-    def __init__(self, out: BinaryIO, source: TraceSource, counting: Counting) -> None:
+    def __init__(
+        self,
+        out: BinaryIO,
+        source: TraceSource,
+        counting: Counting,
+        read: Callable[[], Histogram | None] | None = None,
+    ) -> None:
         """Count nothing yet.
 
         Args:
             out: where it is shown.
             source: the kernel that events are of.
             counting: what is counted, and how it is shown.
+            read: returns what a guest has counted itself; None where events come.
         """
         self._out = out
+        self._read = read
+        self._last: Histogram | None = None
         self._hist = ColumnHist(counting.trigger, source)
         self._shown = counting.shown
         self._is_live = out.isatty()
@@ -68,17 +79,24 @@ class HistogramSink:
             DefinitionError: the trigger is wrong for all events that came.
         """
         self._hist.check()
-        self._due_s = math.inf
         self._show()
 
     def _show(self) -> None:
-        histogram = self._hist.histogram()
+        histogram = self._histogram()
         if histogram is None:
             return
         if self._is_live and self._shown.interval_s:
             self._out.write(_CLEAR)
         self._out.write(shown_text(histogram, self._shown))
         self._out.flush()
+
+    def _histogram(self) -> Histogram | None:
+        if self._read is None:
+            return self._hist.histogram()
+        # Of a guest that is gone, as it was read last.
+        with suppress(TargetError):
+            self._last = self._read()
+        return self._last
 
 
 def shown_text(histogram: Histogram, shown: Shown) -> bytes:
@@ -113,7 +131,13 @@ def _totals(histogram: Histogram) -> str:
 
 
 def key_texts(histogram: Histogram, at: int, names: Names) -> list[str]:
-    """Return what a person reads of one key of each entry."""
+    """Return what a person reads of one key of each entry.
+
+    Args:
+        histogram: the entries.
+        at: the key's index.
+        names: of the kernel's symbols.
+    """
     field = histogram.trigger.keys[at]
     values = histogram.keys[at].tolist()
     if field.kind is HistKind.TEXT:

@@ -87,9 +87,11 @@ class Summary(Struct, frozen=True, kw_only=True):
             self.all_missed or self.lost or self.damaged or self.unserved or self.over_limit
         )
 
-    def text(self) -> str:
-        """Return all of it, for people."""
+    def text(self, *, is_counting: bool = False) -> str:
+        """Return all of it, for people; of what was counted that is in the output, without it."""
         lines = [f"\n{self._events()}{self._paused()}\n", _table(self.probes)]
+        if is_counting:
+            lines = [f"\n{self.all_missed:,} missed, {self.lost:,} lost{self._paused()}\n"]
         lines += [_handlers(self.handlers), self.losses()]
         if self.command:
             lines.append(f"  {self.command}\n")

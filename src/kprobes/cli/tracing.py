@@ -1,7 +1,4 @@
-"""One trace from the first connection to the last word: sinks in a row, an end, a summary.
-
-A sink in front of a sink: passes on so many events, and counts them.
-"""
+"""One trace from the first connection to the last word: sinks in a row, an end, a summary."""
 
 import argparse
 import io
@@ -23,7 +20,7 @@ from kprobes.cli.counting import Counting
 from kprobes.cli.definitions import Script
 from kprobes.cli.files import report_ready
 from kprobes.cli.options import is_host, limits, return_method, return_option, strategy
-from kprobes.cli.output import NoEvents, Output, open_output
+from kprobes.cli.output import LimitSink, NoEvents, Output, open_output
 from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import BootWait, WaitedError, check_options, opened, opened_host
 from kprobes.cli.terminal import Progress, Stop, counted, print_bytes, print_message
@@ -39,66 +36,13 @@ from kprobes.errors import (
     UsageError,
 )
 from kprobes.model.definition import Kind
-from kprobes.model.events import Counts, Events, Hits
+from kprobes.model.events import Counts, Hits
 from kprobes.model.options import Options
-from kprobes.model.resolved import Storage
 from kprobes.ports import Sink
 from kprobes.recording_files import RotatingWriter, SnapshotWriter
 from kprobes.recording_writer import FileWriter, RecordingWriter, open_recording
 from kprobes.sinks import FORMATS, REBOOT_MARKS
 from kprobes.sinks.names import TraceSource
-
-
-class LimitSink:
-    """Passes on everything up to a limit and counts it. Implements ``ports.Sink``.
-
-    Attributes:
-        events: how many were passed on.
-        faulted: how many of their values could not be read.
-    """
-
-    def __init__(self, sink: Sink, *, limit: int | None = None) -> None:
-        """Count what goes to a sink; after ``limit`` events it gets no more."""
-        self._sink = sink
-        self._limit = limit
-        self.events = 0
-        self.faulted = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the limit is reached."""
-        return self._limit is not None and self.events >= self._limit
-
-    def write(self, events: Events) -> None:
-        """Pass on as many as the limit leaves, the oldest."""
-        if self._limit is not None and len(events) > self._limit - self.events:
-            events = _first(events, self._limit - self.events)
-            if not len(events):
-                return
-        self._sink.write(events)
-        self.events += len(events)
-        self.faulted += _faulted(events)
-
-    def close(self) -> None:
-        """Close what is behind."""
-        self._sink.close()
-
-
-def _first(events: Events, count: int) -> Events:
-    return Events(batches=events.batches, batch=events.batch[:count], row=events.row[:count])
-
-
-def _faulted(events: Events) -> int:
-    total = 0
-    for index, batch in enumerate(events.batches):
-        fields = zip(batch.layout.fields, batch.faulted, strict=True)
-        read = (mask for field, mask in fields if field.storage is not Storage.DURATION)
-        masks = [mask for mask in read if mask is not None and mask.any()]
-        if masks:
-            rows = events.row[events.batch == index]
-            total += sum(int(mask[rows].sum()) for mask in masks)
-    return total
-
 
 if TYPE_CHECKING:
     # A third of a second to import, which this machine's own kernel does not need.
@@ -334,20 +278,23 @@ class _Tracer(Struct, kw_only=True):
             has_wide_numbers=args.json_numbers == "number",
             is_rebooted=self.boots > 0,
         )
-        sink = _sink_of(args, source)
+        sink = _sink_of(args, source, session)
         output = Output(stream, sink, is_ours=is_ours, stop=self.stop)
         if self.boots and args.counting is None:
             output.mark = REBOOT_MARKS[args.format](session.kernel.release)
         return output
 
 
-def _sink_of(args: argparse.Namespace, source: TraceSource) -> Callable[[BinaryIO], Sink]:
+def _sink_of(
+    args: argparse.Namespace, source: TraceSource, session: "AnySession"
+) -> Callable[[BinaryIO], Sink]:
     if args.counting is None:
         return lambda stream: FORMATS[args.format](stream, source)
     from kprobes.cli.histograms import HistogramSink
 
     counting: Counting = args.counting
-    return lambda stream: HistogramSink(stream, source, counting)
+    read = session.driver.histogram if session.options.trigger else None
+    return lambda stream: HistogramSink(stream, source, counting, read)
 
 
 def _writer(args: argparse.Namespace, out: BinaryIO) -> RecordingWriter:
@@ -393,9 +340,18 @@ def _define(
         session.probe(text, filter=filter_text, duration=args.call_duration, exits=args.exits)
     _check_returns(args, session)
     if args.counting is not None:
-        from kprobes.column_hist import check_hist
+        _choose_counter(args.counting.trigger, session)
 
-        check_hist(args.counting.trigger, session.driver.layouts)
+
+def _choose_counter(trigger: str, session: "AnySession") -> None:
+    # In a guest where the trigger can be asked there, which takes no events; else of these.
+    from kprobes.column_hist import can_count, check_hist
+
+    layouts = session.driver.layouts
+    if session.driver.target != "host" and can_count(trigger, layouts):
+        session.options = replace(session.options, trigger=trigger)
+    else:
+        check_hist(trigger, layouts)
 
 
 def _hang_timeout_s(args: argparse.Namespace) -> float | None:
@@ -596,7 +552,9 @@ def _print_summary(summary: Summary, args: argparse.Namespace) -> None:
     if form == "json":
         text = summary.json()
     else:
-        text = summary.losses() if args.quiet and path is None else summary.text()
+        is_counting = args.counting is not None
+        is_short = args.quiet and path is None
+        text = summary.losses() if is_short else summary.text(is_counting=is_counting)
     if path is not None:
         with open_output(path) as file:
             file.write(text.encode())

@@ -25,6 +25,7 @@ _WORD = 8
 
 _MODULE = """{intrinsics}
 declare void @llvm.trap()
+declare i64 @llvm.ctlz.i64(i64, i1)
 {runtime}
 declare dso_local i64 @clock()
 {readers}
@@ -66,6 +67,11 @@ class Form(Struct, frozen=True, kw_only=True):
             for group in (self.probes, self.returning, self.overrides)
         )
         return self.is_framed, self.is_patched, probes, returning, overrides
+
+
+def recorded(form: Form) -> list[Resolved]:
+    """Return the probes of a site by their numbers there: those of returns come last."""
+    return [*form.probes, *(probe for each in form.returning for probe in each.returns.probes)]
 
 
 def load_compiler() -> None:
@@ -151,7 +157,8 @@ def compile_probes(  # noqa: PLR0913 - all that machine code depends on
 
     Returns:
         A template with the symbols ``site``; ``event0`` ... per probe, those of ``returning``
-        last; ``override0`` ..., the address of each one's words; ``instances``,
+        last; ``table0`` ... and ``ip0`` ... of those that count; ``override0`` ..., the address of
+        each one's words; ``instances``,
         ``instance_count`` and ``trampoline`` of that function, and
         ``missed_upcall``, its counter of returns that Python is not asked about; the names of
         ``Readers``; and ``clock``.
@@ -220,11 +227,13 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
 def _externals(form: Form) -> Iterator[str]:
     # An event's number fits an instruction's operand, a table's size 32 bits. All else that linking
     # gives is an address, of which LLVM may assume nothing but the code model.
-    count = len(form.probes) + sum(len(each.returns.probes) for each in form.returning)
+    count = len(recorded(form))
     words = (f"override{n}" for n, _ in enumerate(form.overrides))
     names = ("site", "trampoline", "instances", "missed_upcall", *words)
     ranges = {**dict.fromkeys(names, ""), "instance_count": ", !absolute_symbol !4"}
     ranges |= {f"event{n}": ", !absolute_symbol !3" for n in range(count)}
+    counting = [n for n, probe in enumerate(recorded(form)) if probe.hist is not None]
+    ranges |= {f"{name}{n}": "" for n in counting for name in ("table", "ip")}
     for name, range_ in ranges.items():
         yield f"@{name} = external dso_local global i8{range_}"
 

@@ -383,9 +383,10 @@ class Emitter(Struct, frozen=True, kw_only=True):
     def _number(self, source: Source, size: int, *, is_kept: bool) -> Value:
         if not isinstance(source, Header):
             return number(self.context, self.probe, source, is_kept=is_kept)
-        return self.context.out.resize(self._header(source), f"i{8 * size}")
+        return self.context.out.resize(self.header(source), f"i{8 * size}")
 
-    def _header(self, source: Header) -> Value:
+    def header(self, source: Header) -> Value:
+        """Return the number that every event has under a name."""
         context, f = self.context, self.context.out
         match source:
             case Header.PID | Header.TGID | Header.EXEC_ID:

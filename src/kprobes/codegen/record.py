@@ -6,7 +6,7 @@ The record is written down in ``model.resolved``, the reservation in docs/refere
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from kprobes.codegen import fetch, filters, guard, per_cpu
+from kprobes.codegen import fetch, filters, guard, hist, per_cpu
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
 from kprobes.model import resolved
@@ -71,14 +71,19 @@ def emit_probe(context: Context, probe: Resolved, index: int) -> None:
     """
     out = context.out.label("out")
     is_held = context.holds_preemption
-    guarded = not is_held and (probe.calls_guest or context.abi.clock is not None)
+    is_needed = probe.calls_guest or probe.hist is not None or context.abi.clock is not None
+    guarded = not is_held and is_needed
     if guarded:
         guard.enter(context, f"event{index}", out)
     elif context.abi.is_guarded and not is_held:
         guard.check(context, f"event{index}", out)
     leave = context.out.label("leave")
-    filter_emitter(context, probe, f"event{index}").emit_rest(leave)
-    _emit_record(context, probe, index, leave)
+    emitter = filter_emitter(context, probe, f"event{index}")
+    emitter.emit_rest(leave)
+    if probe.hist is None:
+        _emit_record(context, probe, index, leave)
+    else:
+        hist.emit(context, emitter, index, leave)
     context.out.jump(leave)
     context.out.place(leave)
     if guarded:

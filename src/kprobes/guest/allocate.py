@@ -15,6 +15,7 @@ from kprobes.guest.arena import Arena, ArenaSize
 from kprobes.guest.arm import TextPatcher
 from kprobes.guest.clock import X86_TSC, open_clock
 from kprobes.guest.guest import Guest
+from kprobes.guest.hist_tables import HistTables
 from kprobes.guest.identity import check_stopped
 from kprobes.guest.inject import CallInjector
 from kprobes.guest.journal import Journal
@@ -24,12 +25,14 @@ from kprobes.guest.notes import NotesWriter, begin_notes
 from kprobes.guest.recorder import Recorder
 from kprobes.guest.release import free, trap_text
 from kprobes.guest.stacks import are_inside, is_anyone_inside, returned_to
+from kprobes.histogram import Histogram
 from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.plan import Plan
 from kprobes.model.upcall import UpcallGroup
 from kprobes.ports import Text
-from kprobes.units import MIB
+from kprobes.sinks.names import TraceSource
+from kprobes.units import MIB, Addr
 
 _CODE_OF_PLAN, _CODE_OF_PLAIN = 1024, 448
 """Bytes of code that a plan, or a trampoline, takes on average at most; and one that only records
@@ -47,6 +50,7 @@ class Allocator:
         recorder: of its rings; likewise, but kept.
         counts_hits: whether code counts and times hits.
         is_guarded: whether any probe calls the guest's functions, so that all look at the guard.
+        tables: of hist triggers.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Allocator:
         """
         self.arena: Arena | None = None
         self.recorder: Recorder | None = None
+        self.tables = HistTables()
         self.is_guarded = self.counts_hits = False
         self._journal = journal
         self._size = size
@@ -129,6 +134,7 @@ class Allocator:
             TargetError: the guest has not enough memory, or no task could make the call.
             RefusedError, UsageError: as for ``Linker.link``.
         """
+        self._take_tables(guest, patcher, plans)
         pool, needed = patcher.linker.pool, self._needed(plans, ()).code
         if needed > pool.room and pool.retired:
             self._free_retired(guest, patcher)
@@ -140,6 +146,28 @@ class Allocator:
             except NoRoomError:
                 make_room(guest, patcher)
         return patcher.linker.link(plans, checkpoint)
+
+    def _take_tables(self, guest: Guest, patcher: TextPatcher, plans: Sequence[Plan]) -> None:
+        if self.arena is None:
+            raise ValueError("nothing was allocated that tables could be beside")
+        found = (probe.hist for plan in plans for probe in plan.recorded)
+        new = {each.number: each for each in found if each is not None}
+
+        def allocate(size: int) -> Addr:
+            with guest.stub.paused():
+                return arenas.allocate_table(self._injector(guest), guest.kernel, size)
+
+        for number, table in new.items():
+            patcher.linker.tables[number] = self.tables.take(
+                table, guest.memory, self.arena.cpus, allocate
+            )
+
+    def histogram(self, guest: Guest, source: TraceSource) -> Histogram | None:
+        """Return what the hist trigger has counted so far; None where there is none."""
+        if self.arena is None:
+            return None
+        with guest.readable():
+            return self.tables.histogram(source, self.arena.cpus)
 
     def tidy(self, guest: Guest, patcher: TextPatcher) -> bool:
         """Give memory back that was grown and that nothing is in any more.
@@ -192,6 +220,7 @@ class Allocator:
             task_size=guest.task_size,
             thread_size=guest.arch.thread_size,
             clock=recorder.clock.function,
+            ns_per_count=round(recorder.clock.tick_s * 10**9 * 2**32) if self.has_ns else 1 << 32,
             is_guarded=self.is_guarded or recorder.clock.function is not None,
         )
 
@@ -253,4 +282,4 @@ def _is_plain(plan: Plan) -> bool:
     if plan.upcalls or plan.returning or plan.overrides or len(plan.probes) != 1:
         return False
     (probe,) = plan.probes
-    return not probe.fetches and probe.filter is None
+    return not probe.fetches and probe.filter is None and probe.hist is None

@@ -271,6 +271,16 @@ def grow(injector: CallInjector, kernel: Kernel, arena: Arena, size: ArenaSize) 
     )
 
 
+def allocate_table(injector: CallInjector, kernel: Kernel, size: int) -> Addr:
+    """Return so many bytes, all zero, for tables; the guest is stopped.
+
+    Raises:
+        TargetError: as for ``allocate``.
+    """
+    with injector.task() as task:
+        return _allocate_data(task, kernel, size, f"{-(-size // MIB)} MiB of tables")
+
+
 def fitting_ring(ram: int, cpus: int) -> int:
     """Return the ring size for a guest with so many bytes of RAM: about a 16th for all CPUs."""
     # A 512 MiB guest has some KiB less, below 1 MiB, which must not halve its rings.
@@ -292,11 +302,12 @@ def _notes(end: int) -> int:
     return -(-end // NOTES_PAGE) * NOTES_PAGE
 
 
-def _allocate_data(task: Task, kernel: Kernel, size: int) -> Addr:
+def _allocate_data(task: Task, kernel: Kernel, size: int, what: str | None = None) -> Addr:
     allocation = Allocation(kind=Kind.DATA, addr=0, size=size)
     function = first_of(kernel, "vzalloc_noprof", "vzalloc")
     return _checked(
-        task.call(function, allocation.size, allocates=allocation), f"{size // MIB} MiB of rings"
+        task.call(function, allocation.size, allocates=allocation),
+        what or f"{size // MIB} MiB of rings",
     )
 
 

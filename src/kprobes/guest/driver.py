@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import SupportsIndex
 
@@ -26,7 +26,7 @@ from kprobes.guest.call import Callee, Functions, call_function
 from kprobes.guest.ftrace_records import paused_between_changes, when_tracers_stay
 from kprobes.guest.guest import Guest
 from kprobes.guest.journal import Boot, Journal
-from kprobes.guest.kernel_abi import kretprobe_trampoline, per_cpu_bases
+from kprobes.guest.kernel_abi import per_cpu_bases, trace_source
 from kprobes.guest.override import OverrideResolver, Overrides, read_counts
 from kprobes.guest.pauses import PacedChange
 from kprobes.guest.places import Places, places_of, unchecked
@@ -43,11 +43,12 @@ from kprobes.guest.stacks import (
 )
 from kprobes.guest.upcalls import UpcallControl, can_watch, check, watching
 from kprobes.guest.watch import GuestWatch
+from kprobes.histogram import Histogram
 from kprobes.image.module_types import module_ranges, with_loaded_modules
 from kprobes.lang.parser import each_statement
 from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import NO_COUNTS, Counts, Events, Hits, Loads
-from kprobes.model.kernel import Kernel, place_of
+from kprobes.model.kernel import Kernel
 from kprobes.model.options import Limits, Options, Wanted
 from kprobes.model.override import Override, OverrideCounts
 from kprobes.model.plan import Plan
@@ -57,7 +58,6 @@ from kprobes.plan.cost import site_costs
 from kprobes.ports import Text
 from kprobes.recording_writer import RecordingWriter
 from kprobes.sinks.names import TraceSource
-from kprobes.transport.ram import StubRam
 from kprobes.units import Addr
 
 _POLL_S = 0.5
@@ -137,15 +137,7 @@ class GuestDriver:
     @property
     def source(self) -> TraceSource:
         """What sinks need to know of it."""
-        return TraceSource(
-            version=self.kernel.version,
-            cpus=self.cpus,
-            symbol_at=partial(place_of, self.kernel.symbols),
-            trampoline=kretprobe_trampoline(self.kernel),
-            has_ns=self._allocator.has_ns,
-            release=self.kernel.release,
-            arch=self.kernel.arch,
-        )
+        return trace_source(self.kernel, self.cpus, has_ns=self._allocator.has_ns)
 
     def parse(self, text: str) -> Iterator[Statement]:
         """Yield what the lines of a text say, or raise DefinitionError."""
@@ -363,14 +355,17 @@ class GuestDriver:
         defined = {probe.layout.event_id: probe for probe in self._planner.resolver.probes}
         return hits_of({**self._recorded, **defined}, self.counts(), self.wanted.over_limit)
 
+    def histogram(self) -> Histogram | None:
+        """Return what the hist trigger has counted so far; None where there is none."""
+        with self._changing:
+            return self._allocator.histogram(self.guest, self.source)
+
     def loads(self) -> Loads:
         """Return what hits have taken so far, while limits ask for it."""
         recorder = self._allocator.recorder
         if recorder is None:
             raise ValueError("nothing was recorded")
-        with self._changing, ExitStack() as undo:
-            if isinstance(self.guest.memory.ram, StubRam):
-                undo.enter_context(self.guest.stub.paused())
+        with self._changing, self.guest.readable():
             hits, code_s = recorder.loads()
             if self._site_costs is None or len(self._site_costs) != len(hits):
                 self._site_costs = site_costs(self._planner.plans, len(hits))
@@ -480,6 +475,7 @@ class GuestDriver:
     def _begin(self, prepared: Prepared) -> None:
         _, recorder = self._allocator.allocate(self.guest, prepared.new, prepared.waiting)
         recorder.begin()
+        self._allocator.tables.begin()
         self._recorded = {}
         if self._patcher is None or self._allocator.tidy(self.guest, self._patcher):
             # No call in progress returns to code that still has their numbers.

@@ -4,7 +4,8 @@ Kernel virtual memory of a guest: its RAM seen through its page tables.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, nullcontext
 
 from msgspec import Struct
 
@@ -12,7 +13,7 @@ from kprobes.arch.arch import Arch
 from kprobes.errors import GuestReplacedError, MemoryFault
 from kprobes.model.kernel import Kernel
 from kprobes.ports import MappedRun, Memory, Ram, Tables, Translator
-from kprobes.transport.ram import ProcessPlace
+from kprobes.transport.ram import ProcessPlace, StubRam
 from kprobes.transport.stub import Stub
 from kprobes.units import U64, Addr, Phys
 
@@ -235,3 +236,9 @@ class Guest(Struct, frozen=True, kw_only=True, eq=False):
     tables: Tables
     host: ProcessPlace | None = None
     init_text: InitText | None = None
+
+    @contextmanager
+    def readable(self) -> Generator[None]:
+        """Have its memory as it is at one moment where the stub is the only way to it, stopped."""
+        with self.stub.paused() if isinstance(self.memory.ram, StubRam) else nullcontext():
+            yield

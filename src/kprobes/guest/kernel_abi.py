@@ -10,7 +10,8 @@ from kprobes.arch.registry import machine
 from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
 from kprobes.guest.guest import GuestMemory
 from kprobes.model.abi import Readers, TaskAbi
-from kprobes.model.kernel import Kernel, Types
+from kprobes.model.kernel import Kernel, Types, place_of
+from kprobes.sinks.names import TraceSource
 from kprobes.units import Addr
 
 _MAX_CPUS = 1024
@@ -122,6 +123,25 @@ def _migration_disabled(types: Types | None) -> tuple[int, int] | None:
         return place, types.member_size("task_struct", "migration_disabled")
     except UnknownTypeError:
         return None
+
+
+def trace_source(kernel: Kernel, cpus: int, *, has_ns: bool) -> TraceSource:
+    """Return what sinks need to know of a guest's kernel.
+
+    Args:
+        kernel: that runs there.
+        cpus: how many it may have.
+        has_ns: whether time stamps are nanoseconds.
+    """
+    return TraceSource(
+        version=kernel.version,
+        cpus=cpus,
+        symbol_at=partial(place_of, kernel.symbols),
+        trampoline=kretprobe_trampoline(kernel),
+        has_ns=has_ns,
+        release=kernel.release,
+        arch=kernel.arch,
+    )
 
 
 def kretprobe_trampoline(kernel: Kernel) -> Addr | None:

@@ -10,7 +10,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kprobes.arch.arch import Arch, Restored
-from kprobes.codegen.compile import Form, calls_guest, compile_form, needs_frame, saved_reads
+from kprobes.codegen.compile import (
+    Form,
+    calls_guest,
+    compile_form,
+    needs_frame,
+    recorded,
+    saved_reads,
+)
 from kprobes.codegen.upcall import compile_upcall
 from kprobes.drain import nothing
 from kprobes.errors import NoRoomError, RefusedError
@@ -122,10 +129,12 @@ class Linker:
     Attributes:
         abi: what code that is linked from now on knows of the guest.
         pool: the memory.
+        tables: where those of hist triggers are, by their numbers.
     """
 
     def __init__(self, arch: Arch, abi: GuestAbi, arena: Arena) -> None:
         self.abi = abi
+        self.tables: dict[int, Addr] = {}
         self.pool = Pool(arena)
         self._arch = arch
         self._arena = arena
@@ -511,10 +520,12 @@ class Linker:
         return _Body(template=template, numbers=self._numbers(site, form))
 
     def _numbers(self, site: Addr, form: Form) -> dict[str, int]:
-        recorded = [*form.probes, *(p for each in form.returning for p in each.returns.probes)]
         numbers: dict[str, int] = {"site": site}
-        for n, probe in enumerate(recorded):
+        for n, probe in enumerate(recorded(form)):
             numbers[f"event{n}"] = probe.layout.event_id
+            if probe.hist is not None:
+                numbers[f"ip{n}"] = probe.layout.ip
+                numbers[f"table{n}"] = self.tables[probe.hist.number]
         for n, override in enumerate(form.overrides):
             numbers[f"override{n}"] = self._arena.overrides + OVERRIDE_SIZE * override.number
         # What is left here belongs to one function.

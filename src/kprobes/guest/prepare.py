@@ -26,10 +26,13 @@ from kprobes.guest.places import Places
 from kprobes.guest.stacks import each_task
 from kprobes.lang.filter import FOLLOWED, parse_filter
 from kprobes.lang.filter_value import Known
+from kprobes.lang.hist import parse_hist
 from kprobes.model.definition import Definition
 from kprobes.model.filter import Filter, every
+from kprobes.model.hist import HistTable
 from kprobes.model.kernel import span_of
 from kprobes.model.resolved import Resolved
+from kprobes.resolve.hist import known_fields
 from kprobes.resolve.resolve import check_alike, filter_fields
 
 
@@ -50,6 +53,21 @@ def with_filter(probe: Resolved, guest: Guest, tasks: Filter | None) -> Resolved
     own = parse_filter(text, _known(probe, guest)) if text else None
     chosen = every([each for each in (tasks, own) if each is not None])
     return replace(probe, filter=chosen) if chosen is not None else probe
+
+
+def with_hist(probe: Resolved, trigger: str) -> Resolved:
+    """Have the hits of a probe counted by a hist trigger, with the trigger's own filter.
+
+    Raises:
+        DefinitionError: it is wrong, names what the event has not, or cannot be had in a guest.
+    """
+    if not trigger:
+        return probe
+    found = parse_hist(trigger, known_fields(probe.layout, of_guest=True))
+    own, chosen = probe.definition.filter, found.filter
+    both = f"({own}) && ({chosen})" if own and chosen else own or chosen
+    table = HistTable(trigger=found, number=0)
+    return replace(probe, definition=replace(probe.definition, filter=both), hist=table)
 
 
 def _known(probe: Resolved, guest: Guest) -> Known:

@@ -223,6 +223,8 @@ class HostDriver:
                 "this machine's own kernel does not tell what hits take; a limit of hits a second "
                 "can be kept"
             )
+        if options.trigger:
+            raise NotSupportedError("this machine's own kernel does not count by our hist triggers")
         if options.strategy is not None or options.return_method is not None:
             raise NotSupportedError("this machine's own kernel places its probes itself")
 
@@ -306,6 +308,10 @@ class HostDriver:
         if writer is not None:
             self.reader.write_to(writer)
         return DrainThread(self.reader, room=room)
+
+    def histogram(self) -> None:
+        """None: hits are recorded, and counted from that."""
+        return
 
     def check(self) -> None:
         """Look once a second whether events are still recorded; called often.

@@ -8,7 +8,6 @@ left to right, then values, keys, and what they are sorted by.
 """
 
 import re
-from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,6 +26,7 @@ from kprobes.model.hist import (
     HistField,
     HistKind,
     HistTrigger,
+    KnownFields,
     Modifier,
     SortKey,
     Special,
@@ -46,18 +46,6 @@ _OF_VALS = OWN_MODIFIERS | {
 _ACTIONS = ("onmatch(", "onmax(", "onchange(")
 _SIZES = f"a number of entries from {LEAST_SIZE} to {LARGEST_SIZE}"
 _NEAREST = 8
-
-
-class KnownFields(Struct, frozen=True, kw_only=True):
-    """What a hist trigger of an event may name.
-
-    Attributes:
-        fields: by name, without modifiers.
-        missing: by name, or by modifier with its dot, why others cannot be had.
-    """
-
-    fields: Mapping[str, HistField]
-    missing: Mapping[str, str]
 
 
 class _Parts(Struct, kw_only=True):

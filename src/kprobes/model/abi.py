@@ -83,6 +83,7 @@ class GuestAbi(Struct, frozen=True, kw_only=True):
         thread_size: bytes of a kernel stack, a power of two.
         clock: the guest's function that returns nanoseconds of its trace clock, to be called at
             every hit; None where its raw counter tells the same.
+        ns_per_count: of the raw counter, in 32.32 bits.
         is_guarded: whether the clock, or any probe of the session, calls into the guest, so that
             all must look at the guard.
     """
@@ -100,6 +101,7 @@ class GuestAbi(Struct, frozen=True, kw_only=True):
     task_size: int
     thread_size: int
     clock: Addr | None
+    ns_per_count: int = 1 << 32
     is_guarded: bool
 
 

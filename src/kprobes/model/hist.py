@@ -3,7 +3,7 @@
 Each entry has how many hits there were, and sums of values. Documentation/trace/histogram.rst.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum, StrEnum
 
 from msgspec import Struct
@@ -93,6 +93,18 @@ class HistField(Struct, frozen=True, kw_only=True):
         return f"{shown}={self.width}" if self.modifier is Modifier.BUCKETS else shown
 
 
+class KnownFields(Struct, frozen=True, kw_only=True):
+    """What a hist trigger of an event may name.
+
+    Attributes:
+        fields: by name, without modifiers.
+        missing: by name, or by modifier with its dot, why others cannot be had.
+    """
+
+    fields: Mapping[str, HistField]
+    missing: Mapping[str, str]
+
+
 class SortKey(Struct, frozen=True, kw_only=True):
     """By what entries are sorted: 0 is the hitcount, then come the values, then the keys."""
 
@@ -155,11 +167,87 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
         return f"{name}.descending" if key.is_descending else name
 
 
+# A trigger's table in a guest, one for each CPU:
+#
+#     0      8        16          64
+#     [used] [dropped] [unmeasured] [entry 0] [entry 1] ... [entry slots - 1]
+#
+#     0      8          16
+#     [mark] [hitcount] [key words ...] [values ...] [comm, with execname]
+#
+# A hash with open addresses, never more than half full. The mark is 0 of a free entry, 1 while it
+# is written, then the hash of the key. An interrupt that comes meanwhile takes another entry for
+# the same key: they are one where they are read.
+ENTRY_MARK, ENTRY_HITCOUNT, ENTRY_KEYS = 0, 8, 16
+TABLE_USED, TABLE_DROPPED, TABLE_UNMEASURED = 0, 8, 16
+TABLE_HEADER = 64
+MARK_FREE, MARK_BUSY, MARK_LEAST = 0, 1, 2
+_WORD = 8
+_COMM_WORDS = 2
+
+
+class HistTable(Struct, frozen=True, kw_only=True):
+    """A hist trigger whose table is in a guest.
+
+    Attributes:
+        trigger: that fills it.
+        number: of the table among a session's.
+    """
+
+    trigger: HistTrigger
+    number: int
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What machine code depends on."""
+        return self.trigger.keys, self.trigger.vals, self.trigger.size
+
+    @property
+    def slots(self) -> int:
+        """How many entries there is room for, a power of two; half of them may be used."""
+        return 2 * self.trigger.size
+
+    def words(self, key: HistField) -> int:
+        """Return how many words a key takes: a task's name two."""
+        return _COMM_WORDS if key.kind is HistKind.TEXT and key.source is Header.COMM else 1
+
+    @property
+    def key_words(self) -> int:
+        """How many all keys take."""
+        return sum(map(self.words, self.trigger.keys))
+
+    @property
+    def vals(self) -> int:
+        """Where values begin in an entry."""
+        return ENTRY_KEYS + _WORD * self.key_words
+
+    @property
+    def has_comm(self) -> bool:
+        """Whether an entry keeps the name of the task that made it."""
+        return any(key.modifier is Modifier.EXECNAME for key in self.trigger.keys)
+
+    @property
+    def comm(self) -> int:
+        """Where that is in an entry."""
+        return self.vals + _WORD * len(self.trigger.vals)
+
+    @property
+    def entry_size(self) -> int:
+        """Bytes of an entry."""
+        return self.comm + (_WORD * _COMM_WORDS if self.has_comm else 0)
+
+    @property
+    def size(self) -> int:
+        """Bytes of one CPU's table."""
+        return TABLE_HEADER + self.slots * self.entry_size
+
+
+_LARGE_SIZE = 1 << 14
 _BY = {"func": "function", "pid": "common_pid", "cpu": "common_cpu"}
 
 
 def trigger_text(keys: Iterable[str], *, sort: str = "hitcount.descending") -> str:
-    """Return the hist trigger for some keys, with the largest table.
+    """Return the hist trigger for some keys, with a large table.
 
     Args:
         keys: names of fields, with modifiers or without; ``pid``, ``cpu`` and ``func`` are short.
@@ -167,4 +255,4 @@ def trigger_text(keys: Iterable[str], *, sort: str = "hitcount.descending") -> s
     """
     names = (key.partition(".") for key in keys)
     words = ",".join(_BY.get(name, name) + dot + modifier for name, dot, modifier in names)
-    return f"hist:keys={words}:sort={sort}:size={LARGEST_SIZE}"
+    return f"hist:keys={words}:sort={sort}:size={_LARGE_SIZE}"

@@ -88,6 +88,8 @@ class Options(Struct, frozen=True, kw_only=True):
         until_shutdown: whether a recording ends with GuestShutDownError when a guest shuts down or
             reboots, just before it does: every event is there then. Else with what it is then.
         checkpoint: called often while probes are planned and linked; it may raise to end that.
+        trigger: a hist trigger that all hits are counted by, in place of being recorded, in one
+            table; or "". Of guests.
     """
 
     strategy: Strategy | None = None
@@ -98,6 +100,7 @@ class Options(Struct, frozen=True, kw_only=True):
     until_shutdown: bool = False
     warn: Callable[[str], None] = _ignore
     checkpoint: Callable[[], None] = _nothing
+    trigger: str = ""
 
 
 class Wanted(Struct, frozen=True, kw_only=True, eq=False):

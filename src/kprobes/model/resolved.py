@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from kprobes.model.definition import Definition, Span
 from kprobes.model.filter import Filter, Header, Source
+from kprobes.model.hist import HistTable
 from kprobes.units import Addr
 
 COMMIT, COUNTER, PID, CONTEXT, COMM, HEADER = 0, 8, 16, 20, 24, 40
@@ -309,6 +310,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
         layout: of its record.
         fetches: in field order.
         filter: what a hit must be like to be recorded, or None.
+        hist: what hits are counted in, in place of being recorded; or None.
     """
 
     definition: Definition
@@ -316,6 +318,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
     layout: RecordLayout
     fetches: tuple[FieldFetch, ...]
     filter: Filter | None = None
+    hist: HistTable | None = None
 
     @property
     def calls_guest(self) -> bool:
@@ -341,7 +344,8 @@ class Resolved(Struct, frozen=True, kw_only=True):
         """What its machine code depends on: equal shapes differ in numbers only."""
         layout = self.layout
         extra = (layout.is_dynamic, layout.faults_offset, layout.caller_offset)
-        return (layout.size, *extra, self.fetches, self.filter)
+        counted = self.hist and self.hist.shape
+        return (layout.size, *extra, self.fetches, self.filter, counted)
 
 
 class Word(Struct, frozen=True, kw_only=True):

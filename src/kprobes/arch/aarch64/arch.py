@@ -129,6 +129,7 @@ CODE = CodeInfo(
     irqs_set=False,
     per_cpu=Base(expression=_READ.format("tpidr_el1")),
     increment=None,
+    add_own=None,
     address="add i64 ptrtoint (ptr @{} to i64), 0",
     veneer=encode.veneer,
     intrinsics=_INTRINSICS,

@@ -139,6 +139,7 @@ CODE = CodeInfo(
         change="ri,~{flags},~{memory}",
     ),
     increment=("lock incq ($0)", "r,~{flags},~{memory}"),
+    add_own=("addq $1, ($0)", "r,re,~{flags},~{memory}"),
     address='call i64 asm "movabsq $${}, $0", "=r"()',
     veneer=None,
     intrinsics="declare i64 @llvm.x86.rdtsc()\ndeclare ptr @llvm.addressofreturnaddress()",

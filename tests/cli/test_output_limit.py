@@ -1,6 +1,6 @@
 """Limiting and counting on the way to a sink."""
 
-from kprobes.cli.tracing import LimitSink
+from kprobes.cli.output import LimitSink
 from kprobes.model.events import Events
 from tests.build.events import Row, make_batch, make_events
 from tests.build.ring import make_layout

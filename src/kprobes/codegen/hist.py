@@ -1,0 +1,279 @@
+"""Hist emitter: a hit adds to an entry of its CPU's table, where a record would be written.
+
+The table is drawn in ``model.hist``. The guard is held: the task stays on its CPU, and nobody
+changes its table but this hit and interrupts on top of it, which end before it goes on. So an add
+is one instruction that no interrupt divides, and needs no lock.
+"""
+
+from typing import assert_never
+
+from msgspec import Struct
+
+from kprobes.codegen import fetch, filters, per_cpu
+from kprobes.codegen.context import Context
+from kprobes.codegen.filters import Emitter
+from kprobes.codegen.ir import Value, const
+from kprobes.model.abi import CPU_SHIFT, PERCPU_WORD
+from kprobes.model.filter import Header
+from kprobes.model.hist import (
+    ENTRY_HITCOUNT,
+    ENTRY_KEYS,
+    ENTRY_MARK,
+    MARK_BUSY,
+    MARK_FREE,
+    MARK_LEAST,
+    TABLE_DROPPED,
+    TABLE_HEADER,
+    TABLE_UNMEASURED,
+    TABLE_USED,
+    HistField,
+    HistKind,
+    HistTable,
+    Modifier,
+    Special,
+)
+from kprobes.model.resolved import Resolved, Storage
+from kprobes.units import U64
+
+_WORD = 8
+_SPREAD = 0x9E37_79B9_7F4A_7C15
+"""2**64 by the golden ratio: Knuth, The Art of Computer Programming, 6.4."""
+_HOME_SHIFT = 40
+_NS_PER_US = 1000
+_BITS = 64
+_LEAST_SIGNED = 1 << 63
+
+
+class _Hit(Struct, kw_only=True):
+    # One probe's hit while its code is written.
+    context: Context
+    probe: Resolved
+    index: int
+    emitter: Emitter
+    leave: str
+    unmeasured: Value
+    duration: Value | None = None
+
+
+def emit(context: Context, emitter: Emitter, index: int, leave: str) -> None:
+    """Add the code that counts a hit of a probe with a hist trigger; the guard is held.
+
+    Args:
+        context: what is being written.
+        emitter: of the probe's filter, which has let the hit pass.
+        index: tells its event id from its neighbours'.
+        leave: where to go then.
+    """
+    probe = emitter.probe
+    table = probe.hist
+    if table is None:
+        raise TypeError(f"{probe.layout.event} counts nothing")
+    f = context.out
+    cpu = f.op("lshr", per_cpu.load(context, context.abi.percpu + PERCPU_WORD), CPU_SHIFT)
+    place = f.op("add", _address(context, f"table{index}"), f.op("mul", cpu, table.size))
+    hit = _Hit(
+        context=context,
+        probe=probe,
+        index=index,
+        emitter=emitter,
+        leave=leave,
+        unmeasured=f.op("add", place, TABLE_UNMEASURED),
+    )
+    words = [word for key in table.trigger.keys for word in _words(hit, key)]
+    vals = [_taken(context, _number(hit, val), val) for val in table.trigger.vals]
+    entry = _entry(context, table, place, words, leave)
+    for at, (val, number) in enumerate(zip(table.trigger.vals, vals, strict=True)):
+        _sum_up(context, val, f.op("add", entry, table.vals + _WORD * at), number)
+    # An entry without hits is not looked at: its values come first.
+    _add(context, f.op("add", entry, ENTRY_HITCOUNT), const(1))
+
+
+def _address(context: Context, symbol: str) -> Value:
+    # Anywhere, which an instruction's operand does not reach.
+    return context.out.value("i64", context.code.address.format(symbol))
+
+
+def _words(hit: _Hit, key: HistField) -> list[Value]:
+    if key.kind is HistKind.TEXT and key.source is Header.COMM:
+        return _comm(hit.context)
+    return [_taken(hit.context, _number(hit, key), key)]
+
+
+def _comm(context: Context) -> list[Value]:
+    f = context.out
+    comm = f.op("add", per_cpu.task(context), context.abi.task.comm)
+    return [f.load(f.op("add", comm, at)) for at in (0, _WORD)]
+
+
+def _number(hit: _Hit, field: HistField) -> Value:
+    # 64 bits of it; what cannot be read is 0, as it is in the kernel's records.
+    context, source = hit.context, field.source
+    if isinstance(source, Special):
+        return _special(hit, source)
+    if source is Header.IP:
+        return _address(context, f"ip{hit.index}")
+    if isinstance(source, Header):
+        return _extended(context, hit.emitter.header(source), field)
+    if hit.probe.fetches[source].field.storage is Storage.DURATION:
+        return _duration(hit, source)
+    return _extended(context, filters.number(context, hit.probe, source, is_kept=False), field)
+
+
+def _special(hit: _Hit, source: Special) -> Value:
+    context = hit.context
+    match source:
+        case Special.HITCOUNT:
+            return const(1)
+        case Special.FUNCTION:
+            return _address(context, f"ip{hit.index}")
+        case Special.CALLER if context.returned is not None:
+            return context.returned.caller
+        case Special.CALLER | Special.TIMESTAMP | Special.STACK:
+            raise TypeError(f"{source} cannot be counted here")
+        case _:
+            assert_never(source)
+
+
+def _extended(context: Context, number: Value, field: HistField) -> Value:
+    if field.is_signed and number.type != "i64":
+        return context.out.value("i64", f"sext {number} to i64")
+    return context.out.resize(number, "i64")
+
+
+def _duration(hit: _Hit, index: int) -> Value:
+    # Once, whoever asks for it. One that cannot be measured is counted apart.
+    if hit.duration is not None:
+        return hit.duration
+    f, context = hit.context.out, hit.context
+    is_counter = context.abi.clock is None
+    now = f.value("i64", context.code.counter) if is_counter else f.call("clock", ())
+    entered = fetch.value_of(context, hit.probe.fetches[index].operand, "")
+    took = f.op("sub", now, entered)
+    none, some = f.label("unmeasured"), f.label("measured")
+    f.branch(f.compare("sgt", took, 0), some, none, is_likely=True)
+    f.place(none)
+    _add(context, hit.unmeasured, const(1))
+    f.jump(hit.leave)
+    f.place(some)
+    if is_counter:
+        product = f.op("mul", f.resize(took, "i128"), context.abi.ns_per_count)
+        took = f.resize(f.op("lshr", product, 32), "i64")
+    hit.duration = took
+    return took
+
+
+def _taken(context: Context, number: Value, field: HistField) -> Value:
+    f = context.out
+    match field.modifier:
+        case Modifier.LOG2:
+            # ilog2(roundup_pow_of_two(n)), where 1UL << 64 is 1.
+            less = f.op("sub", number, 1)
+            zeros = f.value("i64", f"call i64 @llvm.ctlz.i64({less}, i1 false)")
+            return f.op("and", f.op("sub", const(_BITS), zeros), _BITS - 1)
+        case Modifier.BUCKETS:
+            return f.op("sub", number, f.op("urem", number, field.width))
+        case Modifier.USECS if field.kind is HistKind.DURATION:
+            return f.op("udiv", f.op("add", number, _NS_PER_US // 2), _NS_PER_US)
+        case _:
+            return number
+
+
+def _entry(
+    context: Context, table: HistTable, place: Value, words: list[Value], leave: str
+) -> Value:
+    # Return where the entry of a key is; a new one where there is none. Without room the hit is
+    # counted as dropped.
+    f = context.out
+    mark = _hash(context, words)
+    found, following = f.label("found"), f.label("following")
+    with f.count_up(f.op("lshr", mark, _HOME_SHIFT)) as number:
+        slot = f.op("mul", f.op("and", number, table.slots - 1), table.entry_size)
+        entry = f.op("add", f.op("add", place, TABLE_HEADER), slot)
+        here = f.load(entry)
+        same, other, free = (f.label(hint) for hint in ("same", "other", "free"))
+        f.branch(f.compare("eq", here, mark), same, other, is_likely=True)
+        f.place(same)
+        is_equal = const(1, "i1")
+        for at, word in enumerate(words):
+            held = f.load(f.op("add", entry, ENTRY_KEYS + _WORD * at))
+            is_equal = f.op("and", is_equal, f.compare("eq", held, word))
+        f.branch(is_equal, found, following, is_likely=True)
+        f.place(other)
+        f.branch(f.compare("eq", here, MARK_FREE), free, following, is_likely=False)
+        f.place(free)
+        _claim(context, table, (place, entry), following, leave)
+        for at, word in enumerate(words):
+            f.put(f.op("add", entry, ENTRY_KEYS + _WORD * at), word)
+        for at, val in enumerate(table.trigger.vals):
+            if val.modifier in (Modifier.MIN, Modifier.MAX):
+                f.put(f.op("add", entry, table.vals + _WORD * at), const(_identity(val)))
+        for at, word in enumerate(_comm(context) if table.has_comm else ()):
+            f.put(f.op("add", entry, table.comm + _WORD * at), word)
+        f.publish(f.op("add", entry, ENTRY_MARK), mark)
+        f.jump(found)
+        f.place(following)
+    f.place(found)
+    return entry
+
+
+def _hash(context: Context, words: list[Value]) -> Value:
+    f = context.out
+    mixed = const(0)
+    for word in words:
+        mixed = f.op("mul", f.op("xor", mixed, word), _SPREAD)
+        mixed = f.op("xor", mixed, f.op("lshr", mixed, 32))
+    # Never the mark of a free entry, or of one that is written.
+    return f.op("or", f.op("mul", mixed, _SPREAD), MARK_LEAST)
+
+
+def _claim(
+    context: Context, table: HistTable, where: tuple[Value, Value], following: str, leave: str
+) -> None:
+    # Goes on with an entry that is this hit's own, to be written; to ``following`` where an
+    # interrupt was faster.
+    f, (place, entry) = context.out, where
+    room, full, own, late = (f.label(hint) for hint in ("room", "full", "own", "late"))
+    used = f.op("add", place, TABLE_USED)
+    f.branch(f.compare("ult", f.take(used), table.trigger.size), room, full, is_likely=True)
+    f.place(full)
+    f.increase(used, const(-1))
+    _add(context, f.op("add", place, TABLE_DROPPED), const(1))
+    f.jump(leave)
+    f.place(room)
+    before = f.exchange(entry, const(MARK_FREE), const(MARK_BUSY))
+    f.branch(f.compare("eq", before, MARK_FREE), own, late, is_likely=True)
+    f.place(late)
+    f.increase(used, const(-1))
+    f.jump(following)
+    f.place(own)
+
+
+def _identity(val: HistField) -> int:
+    # What every number is less than, or greater than.
+    if val.modifier is Modifier.MIN:
+        return _LEAST_SIGNED - 1 if val.is_signed else U64
+    return _LEAST_SIGNED if val.is_signed else 0
+
+
+def _sum_up(context: Context, val: HistField, place: Value, number: Value) -> None:
+    if val.modifier not in (Modifier.MIN, Modifier.MAX):
+        _add(context, place, number)
+        return
+    f = context.out
+    again, better, done = (f.label(hint) for hint in ("again", "better", "done"))
+    how = ("s" if val.is_signed else "u") + ("lt" if val.modifier is Modifier.MIN else "gt")
+    f.jump(again)
+    f.place(again)
+    held = f.load(place)
+    f.branch(f.compare(how, number, held), better, done, is_likely=False)
+    f.place(better)
+    before = f.exchange(place, held, number)
+    f.branch(f.compare("eq", before, held), done, again, is_likely=True)
+    f.place(done)
+
+
+def _add(context: Context, place: Value, number: Value) -> None:
+    if context.code.add_own is None:
+        context.out.increase(place, number)
+    else:
+        context.out.asm(*context.code.add_own, (place, number))

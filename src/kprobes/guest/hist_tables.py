@@ -1,0 +1,157 @@
+"""Tables of hist triggers in a guest: their memory, and what they have counted so far.
+
+The table is drawn in ``model.hist``; the guest fills it while it is read. Every word is written at
+once, and an entry is looked at when its mark says that it is whole: a hit that is under way is
+seen the next time.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from kprobes.guest.guest import GuestMemory
+from kprobes.guest.rings import MappedRange
+from kprobes.histogram import Histogram, merged
+from kprobes.model.events import Column
+from kprobes.model.filter import Header
+from kprobes.model.hist import (
+    ENTRY_HITCOUNT,
+    ENTRY_KEYS,
+    MARK_LEAST,
+    TABLE_DROPPED,
+    TABLE_HEADER,
+    TABLE_UNMEASURED,
+    HistField,
+    HistKind,
+    HistTable,
+    Modifier,
+)
+from kprobes.model.resolved import COMM_SIZE
+from kprobes.sinks.names import Names, TraceSource
+from kprobes.units import Addr
+
+_WORD = 8
+_PART = 1 << 20
+_IDLE = b"<idle>"
+Words = NDArray[np.uint64]
+
+
+class _Memory(Struct, kw_only=True, eq=False):
+    # Of one table; ``table`` is what it is used for, or None.
+    addr: Addr
+    size: int
+    data: MappedRange
+    table: HistTable | None = None
+
+
+class HistTables:
+    """The tables of one session, in memory that is kept until its end."""
+
+    def __init__(self) -> None:
+        """Have none yet."""
+        self._memories: list[_Memory] = []
+
+    def begin(self) -> None:
+        """Let go of all tables: a recording begins, and nothing is armed."""
+        for each in self._memories:
+            each.table = None
+
+    def take(
+        self, table: HistTable, memory: GuestMemory, cpus: int, allocate: Callable[[int], Addr]
+    ) -> Addr:
+        """Return where a table is, an empty one if it is new.
+
+        Args:
+            table: of a trigger.
+            memory: of the guest.
+            cpus: that have a table each.
+            allocate: returns so many bytes of the guest's memory, all zero.
+
+        Raises:
+            TargetError: the guest has not enough memory.
+        """
+        size = table.size * cpus
+        for each in self._memories:
+            if each.table is not None and each.table.number == table.number:
+                return each.addr
+        unused = (each for each in self._memories if each.table is None and each.size >= size)
+        found = next(unused, None)
+        if found is None:
+            addr = allocate(size)
+            found = _Memory(addr=addr, size=size, data=MappedRange(memory, addr, size))
+            self._memories.append(found)
+        else:
+            for start in range(0, size, _PART):
+                found.data.write(start, bytes(min(_PART, size - start)))
+        found.table = table
+        return found.addr
+
+    def histogram(self, source: TraceSource, cpus: int) -> Histogram | None:
+        """Return what the table has counted so far, a copy; None where there is none.
+
+        Args:
+            source: the kernel.
+            cpus: that have a table each.
+        """
+        found = next((each for each in self._memories if each.table is not None), None)
+        if found is None or found.table is None:
+            return None
+        size = found.table.size
+        data = found.data.read(0, size * cpus)
+        parts = [data[cpu * size :][:size] for cpu in range(cpus)]
+        return merged([_read(found.table, part, source) for part in parts])
+
+
+def _read(table: HistTable, data: NDArray[np.uint8], source: TraceSource) -> Histogram:
+    header = data[:TABLE_HEADER].view("<u8")
+    words = data[TABLE_HEADER:].view("<u8").reshape(table.slots, table.entry_size // _WORD)
+    hitcount = words[:, ENTRY_HITCOUNT // _WORD]
+    rows = words[(words[:, 0] >= MARK_LEAST) & (hitcount > 0)]
+    comms = _comms(rows[:, table.comm // _WORD :]) if table.has_comm else _no_comms(len(rows))
+    keys = tuple(_keys(table, rows, source))
+    for key, column in zip(table.trigger.keys, keys, strict=True):
+        if key.modifier is Modifier.EXECNAME:
+            comms[column == 0] = _IDLE
+    return Histogram(
+        trigger=table.trigger,
+        source=source,
+        keys=keys,
+        comms=comms,
+        hitcount=rows[:, ENTRY_HITCOUNT // _WORD].copy(),
+        vals=tuple(
+            rows[:, table.vals // _WORD + at].copy() for at in range(len(table.trigger.vals))
+        ),
+        dropped=int(header[TABLE_DROPPED // _WORD]),
+        unmeasured=int(header[TABLE_UNMEASURED // _WORD]),
+    )
+
+
+def _keys(table: HistTable, rows: Words, source: TraceSource) -> Iterator[Column]:
+    at = ENTRY_KEYS // _WORD
+    for key in table.trigger.keys:
+        yield _key(key, rows[:, at:], source)
+        at += table.words(key)
+
+
+def _key(key: HistField, words: Words, source: TraceSource) -> Column:
+    if key.kind is not HistKind.TEXT:
+        return words[:, 0].copy()
+    if key.source is Header.COMM:
+        texts = _comms(words).tolist()
+    else:
+        texts = list(map(Names(source).symbol, words[:, 0].tolist()))
+    found = np.empty(len(texts), object)
+    found[:] = texts
+    return found
+
+
+def _comms(words: Words) -> Column:
+    # Up to the NUL: there may be the end of an older, longer name after it.
+    raw = np.ascontiguousarray(words[:, :2]).view(f"V{COMM_SIZE}").ravel().tolist()
+    return np.array([bytes(each).partition(b"\0")[0] for each in raw], f"S{COMM_SIZE}")
+
+
+def _no_comms(count: int) -> Column:
+    return np.zeros(count, f"S{COMM_SIZE}")

@@ -1,0 +1,70 @@
+"""Fields that a hist trigger may name: of events that were recorded, and of probes of a guest."""
+
+from kprobes.model.filter import Header
+from kprobes.model.hist import HistField, HistKind, KnownFields, Modifier, Special
+from kprobes.model.resolved import Field, RecordLayout, Storage
+
+_PID = HistField(name="common_pid", source=Header.PID, is_signed=True)
+_CPU = HistField(name="common_cpu", source=Header.CPU)
+_COMM = HistField(name="comm", source=Header.COMM, kind=HistKind.TEXT)
+_GENERIC = {
+    "comm": _COMM,
+    "pid": _PID,
+    "cpu": _CPU,
+    "function": HistField(name="function", source=Special.FUNCTION, modifier=Modifier.SYM),
+    "hitcount": HistField(name="hitcount", source=Special.HITCOUNT),
+    "common_pid": _PID,
+    "common_cpu": _CPU,
+    "common_type": HistField(name="common_type", source=Header.TYPE),
+    "COMM": _COMM,
+    "CPU": _CPU,
+}
+_TIMESTAMP = HistField(name="common_timestamp", source=Special.TIMESTAMP)
+_TGID = HistField(name="tgid", source=Header.TGID, is_signed=True)
+_ENTRY, _RETURN, _CALLER = "__probe_ip", "__probe_func", "__probe_ret_ip"
+_NO_STACK = "stacks are not recorded yet"
+_MISSING = {
+    **dict.fromkeys(("common_stacktrace", "stacktrace", "STACKTRACE", "stack"), _NO_STACK),
+    "common_flags": "a record has them in another form",
+    "common_preempt_count": "a record has it in another form",
+    ".stacktrace": _NO_STACK,
+    ".syscall": "names of system calls are not known here",
+}
+_OF_RECORD = {"tgid": "a record has the pid of the task, and not of its process"}
+_TEXTS = (Storage.STRING, Storage.TEXT)
+_OF_GUEST = {"common_timestamp": "in a guest times are counters, which the host makes times"}
+
+
+def known_fields(layout: RecordLayout, *, of_guest: bool = False) -> KnownFields:
+    """Return what a hist trigger may name of an event, its own fields first.
+
+    Args:
+        layout: of its records.
+        of_guest: whether it is counted where it happens, in a guest; else when it was recorded.
+    """
+    own = {field.name: _known(field) for field in layout.fields}
+    texts = {f.name for f in layout.fields if of_guest and f.storage in _TEXTS}
+    if layout.caller_offset is None:
+        places = {_ENTRY: HistField(name=_ENTRY, source=Header.IP)}
+    else:
+        places = {
+            _RETURN: HistField(name=_RETURN, source=Header.IP),
+            _CALLER: HistField(name=_CALLER, source=Special.CALLER),
+        }
+    arrays = {name: "an array is not one value" for name, field in own.items() if field is None}
+    arrays |= dict.fromkeys(texts, "a guest does not count by strings yet")
+    fields = {n: field for n, field in own.items() if field is not None and n not in texts}
+    places |= {"tgid": _TGID} if of_guest else {"common_timestamp": _TIMESTAMP}
+    others = {name: field for name, field in (_GENERIC | places).items() if name not in own}
+    missing = _MISSING | (_OF_GUEST if of_guest else _OF_RECORD) | arrays
+    return KnownFields(fields=fields | others, missing=missing)
+
+
+def _known(field: Field) -> HistField | None:
+    if field.count is not None:
+        return None
+    if field.storage is Storage.DURATION:
+        return HistField(name=field.name, source=field.index, kind=HistKind.DURATION)
+    is_number = field.storage is Storage.NUMBER and field.type != "symstr"
+    kind = HistKind.NUMBER if is_number else HistKind.TEXT
+    return HistField(name=field.name, source=field.index, kind=kind, is_signed=field.is_signed)
