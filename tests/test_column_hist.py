@@ -61,8 +61,8 @@ def random_rows(rng: random.Random, count: int) -> list[Row]:
 
 
 def kernels_log2(number: int) -> int:
-    # ilog2(roundup_pow_of_two(n)), where 1UL << 64 is 1.
-    return (1 << (number - 1 & U64).bit_length() % 64).bit_length() - 1
+    # ilog2(roundup_pow_of_two(n)), as kernels print it: 64 beyond 2**63.
+    return (number - 1).bit_length() if number else 0
 
 
 MODIFIED: dict[str, Callable[[int], int]] = {

@@ -109,6 +109,8 @@ def test_signed_numbers_are_sorted_as_such_and_equal_ones_stay() -> None:
     found = counted("keys=got:sort=got")
     assert found.keys[0].view(np.int64).tolist() == [-300, -1, 0, 7]
 
+    sums = counted("keys=common_cpu:vals=got:sort=got")
+    assert sums.value(0).tolist() == [0, 7, -300, -1]
     last = counted("keys=got,count:sort=hitcount.descending,got.descending")
     assert last.keys[0].view(np.int64).tolist() == [7, 0, -1, -300]
 
@@ -134,7 +136,7 @@ def test_programs_get_columns() -> None:
     columns = found.columns()
     assert [*columns] == ["comm", "got.log2", "by", "hitcount", "got.avg", "wide.hex"]
     assert columns["comm"].tolist() == ["cat", "cat", "dd", "sh"]
-    assert columns["got.log2"].tolist() == [1, 1, 8, 1]
+    assert columns["got.log2"].tolist() == [U64, 1, 8, U64]
     assert columns["hitcount"].dtype == np.uint64
     assert columns["got.avg"].tolist() == [-1.0, 0.0, 7.0, -300.0]
     assert columns["wide.hex"].tolist() == [1 << 63, 5, 0, 1]

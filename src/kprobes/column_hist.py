@@ -224,20 +224,19 @@ def _taken(numbers: Numbers, field: HistField) -> Numbers:
 
 
 _HALF = np.uint64(32)
-_BITS = 64
 
 
 def log2(numbers: Numbers) -> Numbers:
-    """Return the powers of two that numbers, shape (n,), do not exceed: ``ilog2(roundup(n))``.
+    """Return the powers of two that numbers, shape (n,), do not exceed; of 0 it is 0.
 
-    Of 0, and of numbers beyond 2**63, it is 0, as the shift by 64 makes it in the kernel. It is a
-    new array of their shape.
+    That is ilog2(roundup_pow_of_two(n)), as kernels print it: 64 beyond 2**63. It is a new array
+    of their shape.
     """
     less = numbers - np.uint64(1)
     high = np.frexp((less >> _HALF).astype(np.float64))[1]
     low = np.frexp((less & np.uint64(0xFFFF_FFFF)).astype(np.float64))[1]
     length = np.where(high > 0, high + 32, low)
-    return np.where(length == _BITS, 0, length).astype(np.uint64)
+    return np.where(numbers == 0, 0, length).astype(np.uint64)
 
 
 class _Texts(dict[bytes | None, int]):

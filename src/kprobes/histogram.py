@@ -26,6 +26,7 @@ _BAR = 20
 _WHOLE = 10_000
 """Hundredths of a percent in the whole."""
 _NO_SHARE = 0xFFFF_FFFF
+_BITS = 64
 
 
 class Histogram(Struct, frozen=True, kw_only=True, eq=False):
@@ -167,7 +168,8 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
             case Modifier.SYM_OFFSET:
                 return _objects([valid_text(names.symbol(a)) for a in key.tolist()])
             case Modifier.LOG2:
-                return np.uint64(1) << key
+                powers = np.uint64(1) << key % np.uint64(_BITS)
+                return np.where(key == _BITS, np.uint64(U64), powers)
             case _:
                 return key.view(np.int64).copy() if field.is_signed else key.copy()
 
@@ -175,7 +177,9 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         if index == 0:
             return _ranks(self.hitcount)
         if index <= len(self.vals):
-            return _ranks(self.value(index - 1))
+            # The kernel's sums have no sign where they are sorted.
+            is_ours = self.trigger.vals[index - 1].modifier in OWN_MODIFIERS
+            return _ranks(self.value(index - 1) if is_ours else self.vals[index - 1])
         at = index - 1 - len(self.vals)
         key = self.keys[at]
         return _ranks(key.view(np.int64) if self.trigger.keys[at].is_signed else key)

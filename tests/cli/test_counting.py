@@ -173,6 +173,20 @@ def test_buckets_are_bars_with_the_empty_ones_between() -> None:
     assert full == 3 * third or full // 3 + 1 == third
 
 
+@pytest.mark.parametrize(
+    ("key", "labels"),
+    [
+        ("got.log2", ["< 0", "[0, 1]", "(1, 2]", "(2, 4]", "(4, 8]"]),
+        ("got.buckets=200", ["[-416, -216)", "[-16, 0)", "[0, 200)"]),
+    ],
+)
+def test_numbers_below_zero_come_first(key: str, labels: list[str]) -> None:
+    text = shown_text(counted(f"keys={key}"), Shown()).decode()
+
+    rows = text.splitlines()[1:-2]
+    assert [row.split("|")[0].strip().rsplit(maxsplit=1)[0] for row in rows] == labels
+
+
 def test_each_key_has_its_bars_the_one_with_the_most_hits_first() -> None:
     text = shown_text(counted("keys=comm,got.log2"), Shown(top=2)).decode()
 

@@ -30,6 +30,7 @@ _MOST_ROWS = 80
 _LEAST_BAR = 10
 _UNITS = ((1 << 60, "E"), (1 << 50, "P"), (1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"))
 _K = 1 << 10
+_BITS = 64
 _CLEAR = b"\x1b[H\x1b[2J"
 
 
@@ -159,7 +160,7 @@ def _number_form(field: HistField, names: Names) -> Callable[[int], str]:
         case Modifier.HEX:
             return lambda value: f"{value:#x}"
         case Modifier.LOG2:
-            return lambda value: _log2_label(value, is_duration=is_duration)
+            return lambda value: _log2_label(value, field, is_duration=is_duration)
         case Modifier.BUCKETS:
             return lambda value: _bucket_label(value, field.width, is_duration=is_duration)
         case _ if is_duration:
@@ -168,8 +169,10 @@ def _number_form(field: HistField, names: Names) -> Callable[[int], str]:
             return lambda value: str(_signed(value) if field.is_signed else value)
 
 
-def _log2_label(power: int, *, is_duration: bool) -> str:
+def _log2_label(power: int, field: HistField, *, is_duration: bool) -> str:
     # A bucket ends with its power of two, and does not have that of the bucket before.
+    if power == _BITS and field.is_signed:
+        return "< 0"
     if power == 0:
         return f"[0, {_size(1, is_duration=is_duration)}]"
     low, high = (_size(1 << each, is_duration=is_duration) for each in (power - 1, power))
@@ -178,10 +181,12 @@ def _log2_label(power: int, *, is_duration: bool) -> str:
 
 def _bucket_label(low: int, width: int, *, is_duration: bool) -> str:
     low = _signed(low)
+    # Numbers without a sign are what is divided: the last bucket below 0 ends there.
+    end = min(low + width, 0) if low < 0 else low + width
     if is_duration:
-        least, end = (number_text(each, is_duration=True) for each in (low, low + width))
-        return f"[{least}, {end})"
-    return f"[{low}, {low + width})"
+        least, most = (number_text(each, is_duration=True) for each in (low, end))
+        return f"[{least}, {most})"
+    return f"[{low}, {end})"
 
 
 def _size(number: int, *, is_duration: bool) -> str:
@@ -232,24 +237,24 @@ def _heading(keys: Sequence[HistField], label: Sequence[str]) -> str:
 def _distribution(
     buckets: Mapping[int, int], field: HistField, names: Names, bounds: tuple[int, int] | None
 ) -> list[tuple[str, int]]:
-    # Rows from the least bucket to the greatest one, with those between that are empty.
+    # Rows from the least bucket to the greatest one, with those between that are empty; numbers
+    # below 0 first.
     label = _number_form(field, names)
-    step = 1 if field.modifier is Modifier.LOG2 else field.width
-    inside = {
-        at: hits for at, hits in buckets.items() if bounds is None or bounds[0] <= at < bounds[1]
-    }
+    is_log2 = field.modifier is Modifier.LOG2
+    end = U64 + 1 if not field.is_signed else _BITS if is_log2 else 1 << (_BITS - 1)
+    below = [(label(at), hits) for at, hits in sorted(buckets.items()) if at >= end]
+    low, high = (0, end) if bounds is None else bounds
+    inside = {at: hits for at, hits in buckets.items() if low <= at < min(high, end)}
     rows: list[tuple[str, int]] = []
     if inside:
+        step = 1 if is_log2 else field.width
         every = range(min(inside), max(inside) + step, step)
         shown = every if len(every) <= _MOST_ROWS else sorted(inside)
         rows = [(label(at), inside.get(at, 0)) for at in shown]
-    if bounds is None:
-        return rows
-    low, high = bounds
     less = sum(hits for at, hits in buckets.items() if at < low)
-    more = sum(hits for at, hits in buckets.items() if at >= high)
+    more = sum(hits for at, hits in buckets.items() if high <= at < end)
     before = [(f"< {low}", less)] if less else []
-    return [*before, *rows, *([(f">= {high}", more)] if more else [])]
+    return [*below, *before, *rows, *([(f">= {high}", more)] if more else [])]
 
 
 def _drawn(rows: Sequence[tuple[str, int]], name: str, width: int) -> str:

@@ -166,10 +166,11 @@ def _taken(context: Context, number: Value, field: HistField) -> Value:
     f = context.out
     match field.modifier:
         case Modifier.LOG2:
-            # ilog2(roundup_pow_of_two(n)), where 1UL << 64 is 1.
+            # ilog2(roundup_pow_of_two(n)), and 0 of 0.
             less = f.op("sub", number, 1)
             zeros = f.value("i64", f"call i64 @llvm.ctlz.i64({less}, i1 false)")
-            return f.op("and", f.op("sub", const(_BITS), zeros), _BITS - 1)
+            length = f.op("sub", const(_BITS), zeros)
+            return f.select(f.compare("eq", number, 0), const(0), length)
         case Modifier.BUCKETS:
             return f.op("sub", number, f.op("urem", number, field.width))
         case Modifier.USECS if field.kind is HistKind.DURATION:

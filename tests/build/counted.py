@@ -1,0 +1,386 @@
+"""Probes of the emulated guest that count by a hist trigger, and what their tables then hold."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kprobes.lang.filter import parse_filter
+from kprobes.lang.hist import parse_hist
+from kprobes.lang.parser import parse
+from kprobes.model.abi import GuestAbi
+from kprobes.model.definition import DURATION, SyntheticFields
+from kprobes.model.filter import Header
+from kprobes.model.hist import HistTable, HistTrigger, Modifier
+from kprobes.model.plan import ReturnMethod, Returns
+from kprobes.model.resolved import Resolved
+from kprobes.resolve.hist import known_fields
+from kprobes.resolve.resolve import resolve
+from kprobes.units import U64, Addr
+from tests.build import arm64, arm64_returning, kernel, machine, returning
+from tests.build.arm64 import Arm64Machine
+from tests.build.filtered import known_of
+from tests.build.kernel import make_kernel, symbol
+from tests.build.machine import HARDIRQ, Action, Machine
+from tests.build.overridden import ARM64, Isa
+
+CPUS = 2
+_SPACING = 0x100
+_TABLES = 0x1_0000
+"""Of the data: between the counters of events that no test has."""
+_TABLES_SIZE = 0x7_0000
+_HEADER, _WORD = 64, 8
+_SCRIPT = machine.KERNEL + 0x1000
+_RDTSC = bytes.fromhex("0f31")
+_MRS_CNTVCT, _TARGET = 0xD53B_E040, 0x1F
+"""mrs x0, cntvct_el0, and the bits of its register."""
+
+
+def make_counted(
+    isa: Isa, text: str, trigger: str, filter_text: str = "", *, number: int = 0
+) -> Resolved:
+    """Resolve a definition on a function ``f``, with a hist trigger.
+
+    Args:
+        isa: of the guest.
+        text: of the definition.
+        trigger: by which its hits are counted; "" where they are recorded.
+        filter_text: of its filter, or "".
+        number: of the function: each has a place and an event of its own.
+    """
+    names = make_kernel([symbol("f", site_of(isa, number))])
+    fields = SyntheticFields(duration=DURATION in trigger)
+    probe = resolve(
+        replace(parse(text, registers=isa.arch.registers), synthetic_fields=fields),
+        replace(names, arch=isa.arch.name),
+        isa.arch,
+        event_id=number + 1,
+        locate=lambda function: function.addr,
+    )
+    if filter_text:
+        probe = replace(probe, filter=parse_filter(filter_text, known_of(probe)))
+    if not trigger:
+        return probe
+    found = parse_hist(trigger, known_fields(probe.layout, of_guest=True))
+    return replace(probe, hist=HistTable(trigger=found, number=0))
+
+
+def site_of(isa: Isa, number: int) -> int:
+    """Return where a function is."""
+    return (arm64.SITE if isa is ARM64 else kernel.SITE) + _SPACING * number
+
+
+def _symbols(probes: Sequence[Resolved], tables: int) -> dict[str, int]:
+    counting = [n for n, probe in enumerate(probes) if probe.hist is not None]
+    places = {f"table{n}": tables for n in counting}
+    return places | {f"ip{n}": int(probes[n].layout.ip) for n in counting}
+
+
+# What links code asks the machine for all numbers, wherever it is put.
+class _Amd64(Machine):
+    def numbers(self, probes: Sequence[Resolved]) -> dict[str, int]:
+        return super().numbers(probes) | _symbols(probes, machine.DATA + _TABLES)
+
+
+class _Arm64(Arm64Machine):
+    def numbers(self, probes: Sequence[Resolved], site: int) -> dict[str, int]:
+        return super().numbers(probes, site) | _symbols(probes, arm64.DATA + _TABLES)
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One entry that is not free.
+
+    Attributes:
+        slot: its number in the table.
+    """
+
+    slot: int
+    mark: int
+    hitcount: int
+    keys: tuple[int, ...]
+    vals: tuple[int, ...]
+    comm: bytes
+
+
+class Table(Struct, frozen=True, kw_only=True):
+    """One CPU's table."""
+
+    used: int
+    dropped: int
+    unmeasured: int
+    entries: tuple[Entry, ...]
+
+    @property
+    def counts(self) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """Hitcount and values by key; no hit is under way, and each key has one entry."""
+        found = {each.keys: (each.hitcount, *each.vals) for each in self.entries}
+        assert len(found) == len(self.entries) == self.used
+        assert all(each.mark >= 2 for each in self.entries)
+        return found
+
+
+def read_table(trigger: HistTrigger, data: bytes) -> Table:
+    """Read a table as it is drawn in ``model.hist``; its free entries must be empty."""
+    key_words = sum(2 if key.source is Header.COMM else 1 for key in trigger.keys)
+    head, size = 2 + key_words, entry_size(trigger)
+    end = head + len(trigger.vals)
+    used, dropped, unmeasured = _words(data[: 3 * _WORD])
+    entries: list[Entry] = []
+    for slot in range(2 * trigger.size):
+        raw = data[_HEADER + slot * size :][:size]
+        words = _words(raw)
+        if not words[0]:
+            assert not any(raw), f"free entry {slot} is not empty"
+            continue
+        entry = Entry(
+            slot=slot,
+            mark=words[0],
+            hitcount=words[1],
+            keys=words[2:head],
+            vals=words[head:end],
+            comm=raw[_WORD * end :],
+        )
+        entries.append(entry)
+    return Table(used=used, dropped=dropped, unmeasured=unmeasured, entries=tuple(entries))
+
+
+def entry_size(trigger: HistTrigger) -> int:
+    """Return the bytes of an entry: mark, hitcount, key words, values, and with execname a name."""
+    key_words = sum(2 if key.source is Header.COMM else 1 for key in trigger.keys)
+    has_comm = any(key.modifier is Modifier.EXECNAME for key in trigger.keys)
+    return _WORD * (2 + key_words + len(trigger.vals) + (2 if has_comm else 0))
+
+
+def _words(data: bytes) -> tuple[int, ...]:
+    return tuple(
+        int.from_bytes(data[at : at + _WORD], "little") for at in range(0, len(data), _WORD)
+    )
+
+
+class Tables:
+    """The tables of both CPUs, in the memory of a machine."""
+
+    def __init__(self, isa: Isa, guest: _Amd64 | _Arm64, trigger: HistTrigger) -> None:
+        """Have empty ones."""
+        self._guest, self._trigger = guest, trigger
+        self._place = (arm64.DATA if isa is ARM64 else machine.DATA) + _TABLES
+        self._size = _HEADER + 2 * trigger.size * entry_size(trigger)
+        assert self._size * CPUS <= _TABLES_SIZE
+        self.clear()
+
+    def read(self, cpu: int = 0) -> Table:
+        """Return a CPU's table."""
+        data = self._guest.cpu.read(self._place + cpu * self._size, self._size)
+        return read_table(self._trigger, data)
+
+    def clear(self) -> None:
+        """Make both empty, with nothing but zeros in all of the memory."""
+        self._guest.cpu.write(self._place, bytes(_TABLES_SIZE))
+
+    def copy(self) -> bytes:
+        """Return the bytes of both."""
+        return self._guest.cpu.read(self._place, self._size * CPUS)
+
+    def restore(self, data: bytes) -> None:
+        """Put back what ``copy`` has returned."""
+        self._guest.cpu.write(self._place, data)
+
+
+class Counted:
+    """Functions whose probes count in one table, and hits of them.
+
+    Attributes:
+        machine: that runs them.
+        tables: what they count in.
+        task: where the running task's facts are.
+    """
+
+    def __init__(
+        self,
+        isa: Isa,
+        *sites: Sequence[Resolved],
+        abi: GuestAbi | None = None,
+        is_watched: bool = False,
+    ) -> None:
+        """Put probes on some functions; only in one that is watched hits have steps."""
+        self.isa = isa
+        self._hits: list[Callable[..., dict[str, int]]]
+        if isa is ARM64:
+            self.task = arm64.TASK
+            self.machine = guest = _Arm64(abi or arm64.ABI, is_watched=is_watched)
+            self._hits = [partial(guest.hit, guest.load(probes)) for probes in sites]
+        else:
+            self.task = machine.TASK
+            self.machine = guest = _Amd64(abi or machine.ABI, is_watched=is_watched)
+            self._hits = [partial(guest.hit, guest.load(probes)) for probes in sites]
+        trigger = next(each.hist.trigger for probes in sites for each in probes if each.hist)
+        self.tables = Tables(isa, guest, trigger)
+
+    def hit(
+        self, *arguments: int, site: int = 0, at: Mapping[int, Action] | None = None, **fixed: int
+    ) -> None:
+        """Call a function once, which must go on with all that it is given.
+
+        Args:
+            arguments: its first ones; all other registers are random.
+            site: which function.
+            at: what happens before the n-th instruction of its probes' code.
+            fixed: registers by name.
+        """
+        guest, given = self.machine, zip(self.isa.arch.arguments, arguments, strict=False)
+        registers = {name: value & U64 for name, value in given} | fixed
+        make = arm64.random_state if isinstance(guest, Arm64Machine) else machine.random_state
+        state = make(guest.random, **registers)
+        held, word = guest.preempt_count, guest.guard()
+
+        after = self._hits[site](state, at=at)
+
+        names = [*self.isa.kept, *self.isa.given, "sp"]
+        assert {n: after[n] for n in names} == {n: state[n] for n in names}
+        assert (guest.preempt_count, guest.guard()) == (held, word)
+
+    def steps(self, *arguments: int, site: int = 0) -> int:
+        """Hit once, and return how many instructions of our code that took."""
+        self.hit(*arguments, site=site)
+        return len(self.machine.cpu.trace)
+
+    def interrupt(
+        self,
+        *arguments: int,
+        site: int = 0,
+        level: int = HARDIRQ,
+        at: Mapping[int, Action] | None = None,
+    ) -> None:
+        """Call a function in an interrupt of the code that runs now.
+
+        Args:
+            arguments: its first ones.
+            site: which function.
+            level: what the interrupt adds to the preempt count.
+            at: as of ``hit``.
+        """
+        guest, cpu = self.machine, self.machine.cpu
+        trace, actions = cpu.trace, cpu.actions
+        stack = cpu.register("sp") - 512 & -16
+        guest.preempt_count += level
+        cpu.aside(lambda: self.hit(*arguments, site=site, at=at, sp=stack))
+        guest.preempt_count -= level
+        cpu.trace, cpu.actions = trace, actions
+
+
+class CountedReturns:
+    """A function whose returns are counted, called from several places.
+
+    Attributes:
+        tables: what they are counted in.
+    """
+
+    def __init__(
+        self,
+        isa: Isa,
+        probe: Resolved,
+        return_method: ReturnMethod = ReturnMethod.RETINSN,
+        *,
+        abi: GuestAbi | None = None,
+    ) -> None:
+        """Arm a probe at the function's returns."""
+        if probe.hist is None:
+            raise ValueError("it counts nothing")
+        returns = Returns(
+            entry=Addr(site_of(isa, 0)),
+            return_method=return_method,
+            probes=(probe,),
+            is_timed=bool(probe.at_entry),
+        )
+        if isa is ARM64:
+            self._guest = guest = _Arm64(abi or arm64.ABI, is_watched=True)
+            self._call = _arm64_caller(guest, returns)
+        else:
+            self._guest = guest = _Amd64(abi or machine.ABI, is_watched=True)
+            self._call = _amd64_caller(guest, returns)
+        self.tables = Tables(isa, guest, probe.hist.trigger)
+        self._asked = self._times_asked() if returns.is_timed else []
+        self.tables.clear()
+
+    def call(self, number: int = 0) -> int:
+        """Call it from one of the callers; return that one's address."""
+        self._guest.cpu.trace, self._guest.cpu.actions = [], {}
+        return self._call(number)
+
+    def call_at(self, entered: int, left: int) -> None:
+        """Call it with these times at its entry and at its return."""
+        cpu, guest = self._guest.cpu, self._guest
+        cpu.trace = []
+        if guest.abi.clock is None:
+            # An instruction that is skipped is not in the trace.
+            times = enumerate(zip(self._asked, (entered, left), strict=True))
+            cpu.actions = {step - n: partial(self._skip_counter, at) for n, (step, at) in times}
+        else:
+            times = zip(self._asked, (entered, left), strict=True)
+            cpu.actions = {step: partial(self._set_clock, at) for step, at in times}
+
+        self._call(0)
+
+        assert not cpu.actions
+
+    def _times_asked(self) -> list[int]:
+        # Before which instructions the times that ``call_at`` is given have to be set.
+        self.call()
+        cpu, readers = self._guest.cpu, self._guest.readers
+        if self._guest.abi.clock is None:
+            return [n for n, pc in enumerate(cpu.trace) if self._reads_counter(pc)]
+        steps, before, seen = len(cpu.trace), readers.time, list[int]()
+        cpu.trace = []
+        cpu.actions = dict.fromkeys(range(steps), lambda: seen.append(readers.time))
+        self._call(0)
+        return [0, next(n for n, time in enumerate(seen) if time > before)]
+
+    def _reads_counter(self, pc: int) -> bool:
+        if isinstance(self._guest, Arm64Machine):
+            return self._guest.cpu.number(pc, 4) & ~_TARGET == _MRS_CNTVCT
+        return self._guest.cpu.read(pc, 2) == _RDTSC
+
+    def _skip_counter(self, time: int) -> None:
+        cpu = self._guest.cpu
+        if isinstance(self._guest, Arm64Machine):
+            pc = cpu.register("pc")
+            cpu.set_registers({f"x{cpu.number(pc, 4) & _TARGET}": time, "pc": pc + 4})
+        else:
+            low, high = time & 0xFFFF_FFFF, time >> 32
+            cpu.set_registers({"ax": low, "dx": high, "ip": cpu.register("ip") + len(_RDTSC)})
+
+    def _set_clock(self, time: int) -> None:
+        # It goes on by one each time it is asked.
+        self._guest.readers.time = time - 1
+
+
+def _amd64_caller(guest: _Amd64, returns: Returns) -> Callable[[int], int]:
+    callers = [returning.CALLERS + 16 * number for number in range(8)]
+    for caller in callers:
+        guest.cpu.add_exit(caller)
+    function = returning.Function(guest, returns)
+    function.arm()
+
+    def call(number: int) -> int:
+        state = machine.random_state(guest.random, bp=_SCRIPT, sp=machine.STACK + 0x1000)
+        guest.cpu.set_number(state["sp"], callers[number])
+        guest.cpu.set_number(_SCRIPT, function.leave.addr)
+        went, _ = returning.run(guest, function.addr, state)
+        assert went == callers[number]
+        return went
+
+    return call
+
+
+def _arm64_caller(guest: _Arm64, returns: Returns) -> Callable[[int], int]:
+    leaving = arm64_returning.Leaving(arm64_returning.RET)
+    function = arm64_returning.Function(guest, returns, leaving)
+    function.arm()
+
+    def call(number: int) -> int:
+        went, _, _ = function.call(number, sp=arm64.STACK + 0x1000)
+        assert went == arm64_returning.CALLERS + 16 * number
+        return went
+
+    return call
