@@ -60,6 +60,10 @@ def random_rows(rng: random.Random, count: int) -> list[Row]:
     ]
 
 
+def value(row: Row, at: int) -> Any:
+    return row.values[at]
+
+
 def kernels_log2(number: int) -> int:
     # ilog2(roundup_pow_of_two(n)), as kernels print it: 64 beyond 2**63.
     return (number - 1).bit_length() if number else 0
@@ -72,12 +76,12 @@ MODIFIED: dict[str, Callable[[int], int]] = {
     "buckets=7": lambda number: number // 7 * 7,
 }
 KEYS: dict[str, Callable[[Row], int | bytes]] = {
-    "count": lambda row: row.values[0] or 0,
-    "got": lambda row: (row.values[1] or 0) & U64,
-    "path": lambda row: (row.values[2] or b"")[:255],
-    "duration": lambda row: row.values[3] or 0,
-    "by": lambda row: SOURCE.symbol_at(row.values[5] or 0).encode(),
-    "wide": lambda row: row.values[6] or 0,
+    "count": lambda row: value(row, 0) or 0,
+    "got": lambda row: (value(row, 1) or 0) & U64,
+    "path": lambda row: (value(row, 2) or b"")[:255],
+    "duration": lambda row: value(row, 3) or 0,
+    "by": lambda row: SOURCE.symbol_at(value(row, 5) or 0).encode(),
+    "wide": lambda row: value(row, 6) or 0,
     "common_pid": lambda row: row.pid,
     "common_cpu": lambda row: row.cpu,
     "comm": lambda row: row.comm,
@@ -90,8 +94,8 @@ KEYS: dict[str, Callable[[Row], int | bytes]] = {
 
 def key(row: Row, word: str) -> int | bytes:
     name, _, modifier = word.partition(".")
-    value = KEYS[name](row)
-    return value if isinstance(value, bytes) else MODIFIED[modifier](value)
+    found = KEYS[name](row)
+    return found if isinstance(found, bytes) else MODIFIED[modifier](found)
 
 
 def slow(
@@ -101,7 +105,7 @@ def slow(
     table: dict[tuple[Any, ...], list[Row]] = {}
     dropped = unmeasured = 0
     for row in rows:
-        if any(word.startswith("duration") for word in (*keys, *vals)) and not row.values[3]:
+        if any(word.startswith("duration") for word in (*keys, *vals)) and not value(row, 3):
             unmeasured += 1
             continue
         found = tuple(key(row, word) for word in keys)

@@ -127,7 +127,7 @@ def test_two_histograms_are_one() -> None:
     assert entries(both) == entries(whole)
     assert both.hits == 300
     with pytest.raises(UsageError, match="other keys"):
-        both + counted("keys=comm")
+        _ = both + counted("keys=comm")
 
 
 def test_programs_get_columns() -> None:
@@ -157,6 +157,6 @@ def test_the_idle_task_has_the_kernels_name() -> None:
     assert counted("keys=common_pid.execname", events).columns()[
         "common_pid.execname"
     ].tolist() == [
-        "<idle>",
-        "sh",
+        "<idle>[0]",
+        "sh[3]",
     ]

@@ -145,8 +145,6 @@ class ColumnHist:
             return self._texts.of_comms(batch.comm)
         values = batch.values[key.source]
         match batch.layout.fields[key.source].storage:
-            case Storage.COMM:
-                return self._texts.of_comms(batch.comm)
             case Storage.NUMBER:
                 return self._texts.of_numbers(values, self._names.symbol)
             case _:

@@ -14,8 +14,9 @@ and rings ran over.
 import ctypes
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -23,6 +24,9 @@ from kprobes.errors import KprobesError
 from kprobes.lang.listing import place_as_given
 from kprobes.model.events import Counts, Events, Hits
 from kprobes.model.resolved import Resolved
+from kprobes.ports import Sink
+
+_TICK_S = 0.05
 
 
 def hits_of(
@@ -113,6 +117,49 @@ class Recorder(Protocol):
     def drain(self) -> Events:
         """Return what is safe to show of all that was recorded so far."""
         ...
+
+
+def is_past(until_s: float) -> bool:
+    """Whether a time has come, by ``time.monotonic``."""
+    return time.monotonic() >= until_s
+
+
+def batches_of(
+    drain: Drain, check: Callable[[], None], is_done: Callable[[], bool]
+) -> Generator[Events]:
+    """Yield events as they come.
+
+    Args:
+        drain: that they come through.
+        check: raises what ended the recording, if something did; called often.
+        is_done: whether it is over; likewise.
+    """
+    while not is_done():
+        events = drain.take(_TICK_S)
+        if events is not None:
+            yield events
+        check()
+
+
+def finish(
+    drain: Drain, sink: Sink, end: Callable[[], None], rest: Callable[[], Iterable[Events]]
+) -> None:
+    """Write what was recorded and not taken to a sink, at the end of a recording.
+
+    Args:
+        drain: that it comes through.
+        sink: where it goes.
+        end: disarms; nobody drains meanwhile.
+        rest: what is left in the rings then.
+    """
+    drain.stop()
+    try:
+        end()
+    finally:
+        while (events := drain.take(0)) is not None:
+            sink.write(events)
+        for events in rest():
+            sink.write(events)
 
 
 class DrainThread:

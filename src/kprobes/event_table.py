@@ -151,6 +151,11 @@ class EventTable:
             raise UsageError(f"no such event: {pattern!r}")
         return TraceProbe(self, found)
 
+    def ids_of(self, probes: "Sequence[TraceProbe]") -> frozenset[int]:
+        """Return the numbers of some probes' events in what is counted."""
+        with self._lock:
+            return self._event_ids([number for probe in probes for number in probe.numbers])
+
     def begin(self, probes: "Sequence[TraceProbe]" = ()) -> None:
         """Arm what is enabled, of some probes only if any are named; a recording begins.
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kprobes.errors import UsageError
 from kprobes.model.events import Column
-from kprobes.model.hist import OWN_MODIFIERS, HistField, HistKind, HistTrigger, Modifier
+from kprobes.model.hist import MAX_FIELDS, OWN_MODIFIERS, HistField, HistKind, HistTrigger, Modifier
 from kprobes.sinks.json import valid_text
 from kprobes.sinks.names import Names, TraceSource
 from kprobes.units import U64
@@ -110,11 +110,13 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         """Return keys, ``hitcount`` and values by name, copies of shape (n,).
 
         Numbers are as ``value`` has them; of a key with ``log2`` they are the ends of its buckets,
-        ``buckets`` where these begin. Texts, symbols and names of tasks are ``str``.
+        ``buckets`` where these begin. Texts, symbols and names of tasks are ``str``. Where a key
+        has a value's name that is ``NAME.sum``; other names that are there twice end with a number.
         """
-        found = {key.text: self._key_column(at) for at, key in enumerate(self.trigger.keys)}
-        found["hitcount"] = self.hitcount.copy()
-        return found | {val.text: self.value(at) for at, val in enumerate(self.trigger.vals)}
+        keys = [self._key_column(at) for at in range(len(self.keys))]
+        vals = [self.value(at) for at in range(len(self.vals))]
+        columns = [*keys, self.hitcount.copy(), *vals]
+        return dict(zip(_names(self.trigger), columns, strict=True))
 
     def to_pandas(self) -> Any:
         """Return ``columns`` as a ``pandas.DataFrame``.
@@ -162,7 +164,8 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
             return _objects([valid_text(value) for value in key.tolist()])
         match field.modifier:
             case Modifier.EXECNAME:
-                return _objects([valid_text(comm) for comm in self.comms.tolist()])
+                pairs = zip(map(valid_text, self.comms.tolist()), key.tolist(), strict=True)
+                return _objects([f"{comm}[{pid}]" for comm, pid in pairs])
             case Modifier.SYM:
                 return _objects([valid_text(symbol_name(a, names)) for a in key.tolist()])
             case Modifier.SYM_OFFSET:
@@ -183,6 +186,19 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         at = index - 1 - len(self.vals)
         key = self.keys[at]
         return _ranks(key.view(np.int64) if self.trigger.keys[at].is_signed else key)
+
+
+def _names(trigger: HistTrigger) -> list[str]:
+    found: list[str] = []
+    vals = (val.text if val.modifier else f"{val.text}.sum" for val in trigger.vals)
+    plain = (val.text for val in trigger.vals)
+    known = {"hitcount"}
+    for text, other in (*((key.text, "") for key in trigger.keys), *zip(plain, vals, strict=True)):
+        free = (f"{text}.{n}" for n in range(2, MAX_FIELDS))
+        name = next(each for each in (text, other, *free) if each and each not in known)
+        known.add(name)
+        found.append(name)
+    return [*found[: len(trigger.keys)], "hitcount", *found[len(trigger.keys) :]]
 
 
 def _module(name: str) -> Any:

@@ -6,13 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, Unpack
 
 from msgspec.structs import replace
 
-from kprobes.drain import ROOM, Drain
+from kprobes.counting import LiveHistogram, with_trigger
+from kprobes.drain import ROOM, Drain, batches_of, finish, is_past
 from kprobes.driver import Driver
 from kprobes.errors import NotSupportedError, UsageError
 from kprobes.event_table import EventTable, TraceProbe
@@ -24,8 +26,8 @@ from kprobes.handlers.probe import Probe
 from kprobes.handlers.registry import Registry
 from kprobes.image.log import LogRecord
 from kprobes.limits import LimitThread, LoadWindow
-from kprobes.model.definition import Definition, SyntheticFields
-from kprobes.model.events import Counts, Event, Events, Hits, each_event
+from kprobes.model.definition import Definition, SyntheticFields, with_synthetic_fields
+from kprobes.model.events import Counts, Event, Hits, each_event
 from kprobes.model.kernel import Kernel
 from kprobes.model.options import MAX_PAUSE_S, Limits, Options, Tasks
 from kprobes.model.override import OverrideOptions, OverrideWords, errno_value, with_comm
@@ -40,10 +42,7 @@ NO_HANDLERS = (
     "Python cannot run inside the kernel that runs this Python: take events one by one, "
     "`for event in kernel.events(): ...`, or boot a guest for handlers: kprobes.boot()"
 )
-_TICK_S = 0.05
 _AnyProbe = TypeVar("_AnyProbe", bound=Probe)
-
-
 _Driver_co = TypeVar("_Driver_co", bound=Driver, covariant=True)
 _Commands_co = TypeVar("_Commands_co", bound=Commands, covariant=True)
 
@@ -162,13 +161,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
             RefusedError: a function cannot be probed, or what goes is being recorded (EBUSY).
         """
         self._check_open()
-        synthetic_fields = SyntheticFields(duration=duration, exit=exits)
-        statements = (
-            replace(each, synthetic_fields=synthetic_fields)
-            if isinstance(each, Definition)
-            else each
-            for each in self.driver.parse(text)
-        )
+        fields = SyntheticFields(duration=duration, exit=exits)
+        statements = with_synthetic_fields(self.driver.parse(text), fields)
         return self._events.define(statements, is_enabled=enabled, filter=filter)
 
     def select(self, pattern: str = "*") -> TraceProbe:
@@ -259,7 +253,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
             keep = None if path is None else opener(Path(path), files)
             # The trace keeps all events: it is no matter where they wait for it.
             drain = files.enter_context(self.recording(*probes, room=math.inf, keep=keep))
-            batches = self._batches(drain, lambda: time.monotonic() >= until)
+            batches = batches_of(drain, self.driver.check, partial(is_past, until))
             trace = Trace(self.source, batches, self.counts)
             yield trace
             batches.close()
@@ -268,6 +262,31 @@ class Session(Generic[_Driver_co, _Commands_co]):
         counts, hits = self.counts(), self.hits()
         rest = None if path is None else read_events(Path(path))
         trace.end(lambda: counts, lambda: hits, rest)
+
+    @contextmanager
+    def counting(self, trigger: str, *probes: TraceProbe) -> Generator[LiveHistogram]:
+        """Arm what is enabled, count hits by a hist trigger until the block ends, and disarm.
+
+        ``with kernel.counting("keys=comm") as counted: kernel.run("ls /"); print(counted.read())``
+
+        Args:
+            trigger: in the kernel's language, ``keys=comm,got.log2:vals=got if got > 0``.
+            probes: whose hits are counted, as of ``record``.
+
+        Raises:
+            DefinitionError: it is wrong, with the caret. Others: as of ``record``.
+        """
+        before, ids = self.options, self._events.ids_of(probes)
+        layouts = (each for each in self.driver.layouts if not ids or each.event_id in ids)
+        self.options = with_trigger(before, trigger, self.driver, layouts)
+        try:
+            with self.recording(*probes, room=math.inf) as drain:
+                yield (counted := LiveHistogram(self.driver, trigger, drain))
+                counted.stop()
+                self._finish(drain, counted)
+                self.driver.check()
+        finally:
+            self.options = before
 
     def stream(
         self,
@@ -290,7 +309,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """
         with self.recording(keep=keep) as drain:
             try:
-                self._pass_on(drain, sink, is_done)
+                for events in batches_of(drain, self.driver.check, is_done):
+                    sink.write(events)
             finally:
                 self._finish(drain, sink)
         return self.counts()
@@ -305,7 +325,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with self.recording() as drain:
-            for events in self._batches(drain, lambda: time.monotonic() >= until):
+            for events in batches_of(drain, self.driver.check, partial(is_past, until)):
                 yield from each_event(events)
             rest = Trace(self.source)
             self._finish(drain, rest)
@@ -342,8 +362,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
             undo.callback(drain.stop)
             if self.options.limits.counts_hits:
                 window = LoadWindow(self.options.limits, self.source.cpus)
-                limiting = LimitThread(self._events, window, self.options.warn)
-                undo.callback(limiting.stop)
+                undo.callback(LimitThread(self._events, window, self.options.warn).stop)
             yield drain
 
     def counts(self) -> Counts:
@@ -577,23 +596,5 @@ class Session(Generic[_Driver_co, _Commands_co]):
         if self._is_closed:
             raise UsageError("this session is closed: boot or attach again")
 
-    def _pass_on(self, drain: Drain, sink: Sink, is_done: Callable[[], bool]) -> None:
-        for events in self._batches(drain, is_done):
-            sink.write(events)
-
-    def _batches(self, drain: Drain, is_done: Callable[[], bool]) -> Generator[Events]:
-        while not is_done():
-            events = drain.take(_TICK_S)
-            if events is not None:
-                yield events
-            self.driver.check()
-
     def _finish(self, drain: Drain, sink: Sink) -> None:
-        drain.stop()
-        try:
-            self._events.end()
-        finally:
-            while (events := drain.take(0)) is not None:
-                sink.write(events)
-            for events in self.driver.rest():
-                sink.write(events)
+        finish(drain, sink, self._events.end, self.driver.rest)

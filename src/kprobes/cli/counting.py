@@ -124,6 +124,8 @@ def run(args: argparse.Namespace, out: BinaryIO, counting: Counting) -> int:
         out: standard output.
         counting: what is counted.
     """
+    if args.top is not None and args.format == "hist":
+        raise UsageError("--top is not for --format hist, which is the whole table")
     if args.print_trigger:
         write_text(out, f"{counting.trigger}\n")
         return 0

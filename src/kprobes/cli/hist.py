@@ -54,6 +54,10 @@ def _linear(text: str) -> tuple[int, int, int]:
     low, high, step = map(int, found.groups()) if found else (0, 0, 0)
     if not 0 < step <= high - low < 1 << 63:
         raise argparse.ArgumentTypeError(f"invalid buckets: {text!r} (use LO:HI:STEP, 0:1000:100)")
+    if low % step or high % step:
+        raise argparse.ArgumentTypeError(
+            f"invalid buckets: {text!r} (LO and HI must be multiples of STEP)"
+        )
     return low, high, step
 
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from kprobes.cli.counting import Counting, Shown
 from kprobes.cli.stats import number_text, right, share_text, text_of
-from kprobes.cli.terminal import aligned, counted, json_lines
+from kprobes.cli.terminal import aligned, counted, json_lines, print_message
 from kprobes.column_hist import ColumnHist
 from kprobes.errors import TargetError
 from kprobes.histogram import Histogram, symbol_name
@@ -80,11 +80,15 @@ class HistogramSink:
             DefinitionError: the trigger is wrong for all events that came.
         """
         self._hist.check()
+        # Not in the place of what was shown: a command's own words may be there.
+        self._is_live = False
         self._show()
 
     def _show(self) -> None:
         histogram = self._histogram()
         if histogram is None:
+            if not self._is_live:
+                print_message("kprobe: there was no event that could be counted")
             return
         if self._is_live and self._shown.interval_s:
             self._out.write(_CLEAR)
@@ -106,9 +110,9 @@ def shown_text(histogram: Histogram, shown: Shown) -> bytes:
         case "hist":
             return histogram.text()
         case "json":
-            return json_lines([_object(histogram)]).encode()
+            return json_lines([_object(histogram, shown.top)]).encode()
         case "csv":
-            return _csv(histogram)
+            return _csv(histogram.take(slice(0, shown.top)))
         case _:
             text = _text(histogram, Names(histogram.source), shown)
             return text.encode(errors="surrogateescape")
@@ -248,8 +252,9 @@ def _distribution(
     rows: list[tuple[str, int]] = []
     if inside:
         step = 1 if is_log2 else field.width
-        every = range(min(inside), max(inside) + step, step)
-        shown = every if len(every) <= _MOST_ROWS else sorted(inside)
+        first, last = min(inside), max(inside)
+        is_dense = last - first < _MOST_ROWS * step
+        shown = range(first, last + step, step) if is_dense else sorted(inside)
         rows = [(label(at), inside.get(at, 0)) for at in shown]
     less = sum(hits for at, hits in buckets.items() if at < low)
     more = sum(hits for at, hits in buckets.items() if high <= at < end)
@@ -297,26 +302,26 @@ def _value_texts(histogram: Histogram, at: int) -> list[str]:
     return [number_text(n, is_duration=is_duration, is_hex=is_hex) for n in numbers]
 
 
-def _object(histogram: Histogram) -> dict[str, Any]:
-    trigger = histogram.trigger
+def _object(histogram: Histogram, top: int | None) -> dict[str, Any]:
+    trigger, rows = histogram.trigger, _rows(histogram.take(slice(0, top)))
     return {
         "trigger": trigger.text,
         "hits": histogram.hits,
         "dropped": histogram.dropped,
         "unmeasured": histogram.unmeasured,
-        "entries": [
-            dict(zip(("keys", "hitcount", "vals"), row, strict=True)) for row in _rows(histogram)
-        ],
+        "entries": [dict(zip(("keys", "hitcount", "vals"), row, strict=True)) for row in rows],
     }
 
 
 def _rows(histogram: Histogram) -> Iterator[tuple[dict[str, Any], int, dict[str, Any]]]:
     columns = {name: column.tolist() for name, column in histogram.columns().items()}
     hits = columns.pop("hitcount")
-    for field in histogram.trigger.fields:
-        if field.modifier is Modifier.HEX:
-            columns[field.text] = [f"{number & U64:#x}" for number in columns[field.text]]
     count = len(histogram.keys)
+    for name, field in zip(
+        columns, (*histogram.trigger.keys, *histogram.trigger.vals), strict=True
+    ):
+        if field.modifier is Modifier.HEX:
+            columns[name] = [f"{number & U64:#x}" for number in columns[name]]
     for number, values in zip(hits, zip(*columns.values(), strict=True), strict=True):
         named = [*zip(columns, values, strict=True)]
         yield dict(named[:count]), number, dict(named[count:])
@@ -325,8 +330,7 @@ def _rows(histogram: Histogram) -> Iterator[tuple[dict[str, Any], int, dict[str,
 def _csv(histogram: Histogram) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out)
-    keys, vals = histogram.trigger.keys, histogram.trigger.vals
-    writer.writerow([*(key.text for key in keys), "hitcount", *(val.text for val in vals)])
+    writer.writerow(histogram.columns())
     for own, hits, values in _rows(histogram):
         writer.writerow([*own.values(), hits, *values.values()])
     return out.getvalue().encode()

@@ -37,6 +37,8 @@ class Summary(Struct, frozen=True, kw_only=True):
         status: what that ended with by itself.
         handlers: what Python did.
         unwritten: events that were to be written and were not, because nobody read in time.
+        counted: hits that are in a hist trigger's table.
+        dropped: hits that it had no room for.
     """
 
     written: int
@@ -49,11 +51,13 @@ class Summary(Struct, frozen=True, kw_only=True):
     status: int | None = None
     handlers: Sequence[Calls] = ()
     unwritten: int = 0
+    counted: int = 0
+    dropped: int = 0
 
     @property
     def recorded(self) -> int:
-        """Hits that became events."""
-        return sum(probe.recorded for probe in self.probes)
+        """Hits that became events, or were counted."""
+        return sum(probe.recorded for probe in self.probes) + self.counted
 
     @property
     def missed(self) -> int:
@@ -83,9 +87,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     @property
     def is_complete(self) -> bool:
         """Whether every hit became an event, and had its handlers."""
-        return not (
-            self.all_missed or self.lost or self.damaged or self.unserved or self.over_limit
-        )
+        problems = self.all_missed or self.lost or self.damaged or self.unserved
+        return not (problems or self.over_limit or self.dropped)
 
     def text(self, *, is_counting: bool = False) -> str:
         """Return all of it, for people; of what was counted that is in the output, without it."""
@@ -119,6 +122,7 @@ class Summary(Struct, frozen=True, kw_only=True):
             and f"{counted(self.unwritten, 'event')} not written: the output took them too slowly",
             self.lost and f"{counted(self.lost, 'event')} lost: a larger --buffer-size keeps more",
             self.damaged and f"{counted(self.damaged, 'damaged place')} in the rings",
+            self.dropped and f"{counted(self.dropped, 'hit')} not counted: the table was full",
             self.over_limit and f"{counted(self.over_limit, 'event')} disabled: over a limit",
             self.faulted and f"{counted(self.faulted, 'value')} could not be read (fault)",
         ]

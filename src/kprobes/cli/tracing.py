@@ -26,6 +26,7 @@ from kprobes.cli.target import BootWait, WaitedError, check_options, opened, ope
 from kprobes.cli.terminal import Progress, Stop, counted, print_bytes, print_message
 from kprobes.cli.until_panic import EndOfLog, LastEvents
 from kprobes.cli.workload import Workload
+from kprobes.counting import with_trigger
 from kprobes.errors import (
     GuestCrashedError,
     GuestGoneError,
@@ -35,6 +36,7 @@ from kprobes.errors import (
     RefusedError,
     UsageError,
 )
+from kprobes.histogram import Histogram
 from kprobes.model.definition import Kind
 from kprobes.model.events import Counts, Hits
 from kprobes.model.options import Options
@@ -340,18 +342,10 @@ def _define(
         session.probe(text, filter=filter_text, duration=args.call_duration, exits=args.exits)
     _check_returns(args, session)
     if args.counting is not None:
-        _choose_counter(args.counting.trigger, session)
-
-
-def _choose_counter(trigger: str, session: "AnySession") -> None:
-    # In a guest where the trigger can be asked there, which takes no events; else of these.
-    from kprobes.column_hist import can_count, check_hist
-
-    layouts = session.driver.layouts
-    if session.driver.target != "host" and can_count(trigger, layouts):
-        session.options = replace(session.options, trigger=trigger)
-    else:
-        check_hist(trigger, layouts)
+        driver = session.driver
+        session.options = with_trigger(
+            session.options, args.counting.trigger, driver, driver.layouts
+        )
 
 
 def _hang_timeout_s(args: argparse.Namespace) -> float | None:
@@ -392,6 +386,7 @@ class _Run:
             self._last = LastEvents(self._limit_sink, most=args.until_panic)
         self._log: EndOfLog | None = None
         self._counts: Counts | None = None
+        self._histogram: Histogram | None = None
         self._hits: Sequence[Hits] = ()
         self._ending = ""
         self._calls: Sequence[Calls] = ()
@@ -457,6 +452,7 @@ class _Run:
     def _count(self) -> None:
         self._hits, self._calls = self._session.hits(), _calls(self._session)
         self._counts = self._session.counts()
+        self._histogram = self._session.driver.histogram()
 
     @property
     def status(self) -> int:
@@ -465,7 +461,7 @@ class _Run:
 
     def summary(self) -> Summary | None:
         """Return what was counted; None before anything was armed, or if nobody can tell."""
-        counts = self._counts
+        counts, histogram = self._counts, self._histogram
         if counts is None:
             return None
         writer = self._tracer.writer
@@ -481,6 +477,8 @@ class _Run:
             command=self._ending,
             status=self.status if self._ending else None,
             handlers=self._calls,
+            counted=0 if histogram is None else histogram.hits,
+            dropped=0 if histogram is None else histogram.dropped,
         )
 
     def _announce(self) -> None:

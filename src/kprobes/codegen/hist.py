@@ -1,6 +1,6 @@
 """Hist emitter: a hit adds to an entry of its CPU's table, where a record would be written.
 
-The table is drawn in ``model.hist``. The guard is held: the task stays on its CPU, and nobody
+The table is drawn in ``model.hist``. Preemption is held: the task stays on its CPU, and nobody
 changes its table but this hit and interrupts on top of it, which end before it goes on. So an add
 is one instruction that no interrupt divides, and needs no lock.
 """
@@ -55,25 +55,34 @@ class _Hit(Struct, kw_only=True):
     duration: Value | None = None
 
 
-def emit(context: Context, emitter: Emitter, index: int, leave: str) -> None:
-    """Add the code that counts a hit of a probe with a hist trigger; the guard is held.
+def emit(context: Context, emitter: Emitter, index: int) -> None:
+    """Add the code that counts a hit of a probe with a hist trigger.
 
     Args:
         context: what is being written.
         emitter: of the probe's filter, which has let the hit pass.
         index: tells its event id from its neighbours'.
-        leave: where to go then.
     """
-    probe = emitter.probe
-    table = probe.hist
+    f, table = context.out, emitter.probe.hist
     if table is None:
-        raise TypeError(f"{probe.layout.event} counts nothing")
-    f = context.out
+        raise TypeError(f"{emitter.probe.layout.event} counts nothing")
+    is_held, done = context.holds_preemption, f.label("counted")
+    if not is_held:
+        per_cpu.add_preempt(context, 1)
+    _count(context, emitter, (table, index), done)
+    f.jump(done)
+    f.place(done)
+    if not is_held:
+        per_cpu.add_preempt(context, -1)
+
+
+def _count(context: Context, emitter: Emitter, what: tuple[HistTable, int], leave: str) -> None:
+    f, (table, index) = context.out, what
     cpu = f.op("lshr", per_cpu.load(context, context.abi.percpu + PERCPU_WORD), CPU_SHIFT)
     place = f.op("add", _address(context, f"table{index}"), f.op("mul", cpu, table.size))
     hit = _Hit(
         context=context,
-        probe=probe,
+        probe=emitter.probe,
         index=index,
         emitter=emitter,
         leave=leave,

@@ -71,8 +71,7 @@ def emit_probe(context: Context, probe: Resolved, index: int) -> None:
     """
     out = context.out.label("out")
     is_held = context.holds_preemption
-    is_needed = probe.calls_guest or probe.hist is not None or context.abi.clock is not None
-    guarded = not is_held and is_needed
+    guarded = not is_held and (probe.calls_guest or context.abi.clock is not None)
     if guarded:
         guard.enter(context, f"event{index}", out)
     elif context.abi.is_guarded and not is_held:
@@ -83,7 +82,7 @@ def emit_probe(context: Context, probe: Resolved, index: int) -> None:
     if probe.hist is None:
         _emit_record(context, probe, index, leave)
     else:
-        hist.emit(context, emitter, index, leave)
+        hist.emit(context, emitter, index)
     context.out.jump(leave)
     context.out.place(leave)
     if guarded:

@@ -19,6 +19,7 @@ from kprobes.model.hist import (
     DEFAULT_SIZE,
     LARGEST_SIZE,
     LEAST_SIZE,
+    MAX_FIELDS,
     MAX_KEYS,
     MAX_SORT_KEYS,
     MAX_VALS,
@@ -177,6 +178,8 @@ class _Reader:
         own = [val for val in vals if val.modifier not in OWN_MODIFIERS]
         if len(own) > MAX_VALS:
             raise self._error(HistCode.TOO_MANY_VALS, words[vals.index(own[MAX_VALS])])
+        if len(vals) > MAX_FIELDS - MAX_KEYS:
+            raise self._error(HistCode.TOO_MANY_VALS, words[MAX_FIELDS - MAX_KEYS])
         if not vals and not parts.has_hitcount:
             raise self._error(HistCode.NEED_NOHC_VAL, "")
         return vals

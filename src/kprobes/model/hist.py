@@ -14,6 +14,8 @@ MAX_KEYS = 3
 MAX_VALS = 2
 """Values of a kernel's trigger, beside the hitcount."""
 MAX_SORT_KEYS = 2
+MAX_FIELDS = 16
+"""Keys and values together, those that no kernel has included."""
 DEFAULT_SIZE = 1 << 11
 LEAST_SIZE, LARGEST_SIZE = 1 << 7, 1 << 17
 MAX_TEXT = 255

@@ -17,6 +17,7 @@ _GENERIC = {
     "common_cpu": _CPU,
     "common_type": HistField(name="common_type", source=Header.TYPE),
     "COMM": _COMM,
+    "common_comm": HistField(name="common_comm", source=Header.COMM, kind=HistKind.TEXT),
     "CPU": _CPU,
 }
 _TIMESTAMP = HistField(name="common_timestamp", source=Special.TIMESTAMP)
@@ -63,6 +64,8 @@ def known_fields(layout: RecordLayout, *, of_guest: bool = False) -> KnownFields
 def _known(field: Field) -> HistField | None:
     if field.count is not None:
         return None
+    if field.storage is Storage.COMM:
+        return HistField(name=field.name, source=Header.COMM, kind=HistKind.TEXT)
     if field.storage is Storage.DURATION:
         return HistField(name=field.name, source=field.index, kind=HistKind.DURATION)
     is_number = field.storage is Storage.NUMBER and field.type != "symstr"
