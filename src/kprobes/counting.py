@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from kprobes.column_hist import ColumnHist, can_count, check_hist
 from kprobes.drain import Drain
-from kprobes.driver import Driver
+from kprobes.driver import CountingDriver
 from kprobes.errors import UsageError
 from kprobes.histogram import Histogram
 from kprobes.model.events import Events
@@ -15,7 +15,7 @@ from kprobes.model.resolved import RecordLayout
 
 
 def with_trigger(
-    options: Options, trigger: str, driver: Driver, layouts: Iterable[RecordLayout]
+    options: Options, trigger: str, driver: CountingDriver, layouts: Iterable[RecordLayout]
 ) -> Options:
     """Return options by which a guest is asked a trigger where hits happen, if that can be.
 
@@ -41,7 +41,7 @@ class LiveHistogram:
     It is a sink, for what is recorded where the kernel does not count itself.
     """
 
-    def __init__(self, driver: Driver, trigger: str, drain: Drain) -> None:
+    def __init__(self, driver: CountingDriver, trigger: str, drain: Drain) -> None:
         """Have counted nothing yet of what is armed."""
         self._driver = driver
         self._trigger = trigger
@@ -59,7 +59,8 @@ class LiveHistogram:
             self._last = self._driver.histogram()
             while (events := self._drain.take(0)) is not None:
                 self.write(events)
-        found = self._last or self._columns.histogram()
+        # One without entries is as good.
+        found = self._columns.histogram() if self._last is None else self._last
         if found is None:
             raise UsageError(f"there was no event that {self._trigger} could count")
         return found

@@ -60,7 +60,25 @@ class EventDriver(Protocol):
         ...
 
 
-class Driver(EventDriver, Protocol):
+class CountingDriver(Protocol):
+    """What counting hits by a hist trigger needs of a driver."""
+
+    @property
+    def target(self) -> str:
+        """Where the kernel is, as ``--target`` names it."""
+        ...
+
+    @property
+    def source(self) -> TraceSource:
+        """What sinks need to know of it."""
+        ...
+
+    def histogram(self) -> Histogram | None:
+        """Return what the recording's hist trigger has counted in the kernel so far, or None."""
+        ...
+
+
+class Driver(EventDriver, CountingDriver, Protocol):
     """What probes one kernel. Every method leaves it running, if it ran."""
 
     @property
@@ -69,18 +87,8 @@ class Driver(EventDriver, Protocol):
         ...
 
     @property
-    def target(self) -> str:
-        """Where it is, as ``--target`` names it."""
-        ...
-
-    @property
     def cpus(self) -> int:
         """How many CPUs the kernel may have."""
-        ...
-
-    @property
-    def source(self) -> TraceSource:
-        """What sinks need to know of it."""
         ...
 
     @property
@@ -118,10 +126,6 @@ class Driver(EventDriver, Protocol):
 
     def drain(self, *, room: float, writer: RecordingWriter | None = None) -> Drain:
         """Begin to drain what is recorded, to a writer or with so many bytes that may wait."""
-        ...
-
-    def histogram(self) -> Histogram | None:
-        """Return what the recording's hist trigger has counted in the kernel so far, or None."""
         ...
 
     def check(self) -> None:

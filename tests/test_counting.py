@@ -1,0 +1,105 @@
+"""Hits that are counted while a block runs: by a driver that counts itself, and by events."""
+
+from collections import deque
+
+import pytest
+
+from kprobes.counting import LiveHistogram, with_trigger
+from kprobes.errors import DefinitionError, UsageError
+from kprobes.histogram import Histogram
+from kprobes.model.events import Events
+from kprobes.model.options import Options
+from kprobes.sinks.names import TraceSource
+from tests.test_column_filter import OTHER, READ, SOURCE, events
+from tests.test_column_hist import counted
+
+TRIGGER = "keys=comm"
+
+
+class FakeDriver:
+    """Counts itself if it has histograms, one for each time that it is asked."""
+
+    def __init__(self, *histograms: Histogram, target: str = "qemu:x") -> None:
+        self.target = target
+        self._left = deque(histograms)
+
+    @property
+    def source(self) -> TraceSource:
+        return SOURCE
+
+    def histogram(self) -> Histogram | None:
+        if len(self._left) > 1:
+            return self._left.popleft()
+        return self._left[0] if self._left else None
+
+
+class FakeDrain:
+    """Has some rounds of events."""
+
+    def __init__(self, *rounds: Events) -> None:
+        self._left = deque(rounds)
+
+    def take(self, timeout_s: float) -> Events | None:
+        assert timeout_s == 0
+        return self._left.popleft() if self._left else None
+
+    def stop(self) -> None:
+        raise AssertionError
+
+    def drain(self) -> Events:
+        raise AssertionError
+
+
+def test_what_the_kernel_counts_is_read_while_it_runs_and_stays() -> None:
+    empty, some, last = (
+        counted(f"{TRIGGER} if count {how}") for how in ("> 9999", "> 400", ">= 0")
+    )
+    live = LiveHistogram(FakeDriver(empty, some, last), TRIGGER, FakeDrain())
+
+    assert [live.read().hits, live.read().hits] == [0, 2]
+    live.stop()
+
+    assert [live.read().hits, live.read().hits] == [4, 4]
+
+
+def test_events_are_counted_where_the_kernel_does_not() -> None:
+    live = LiveHistogram(FakeDriver(), TRIGGER, FakeDrain(events(), events()))
+
+    assert live.read().hits == 14
+    live.stop()
+    live.write(events())
+    live.close()
+
+    assert live.read().hits == 21
+
+
+def test_without_any_event_it_says_so() -> None:
+    live = LiveHistogram(FakeDriver(), TRIGGER, FakeDrain())
+
+    with pytest.raises(UsageError, match="no event that keys=comm could count"):
+        live.read()
+
+
+@pytest.mark.parametrize(
+    ("trigger", "target", "is_asked_there"),
+    [
+        ("keys=comm,common_cpu", "qemu:x", True),
+        ("keys=comm,common_cpu", "host", False),
+        ("keys=tgid", "qemu:x", True),
+        ("keys=common_timestamp", "qemu:x", False),
+        ("keys=path", "qemu:x", False),
+        ("keys=got", "qemu:x", False),
+    ],
+)
+def test_a_guest_is_asked_what_it_can_be_asked(
+    trigger: str, target: str, is_asked_there: bool
+) -> None:
+    found = with_trigger(Options(), trigger, FakeDriver(target=target), [READ, OTHER])
+
+    assert found.trigger == (trigger if is_asked_there else "")
+
+
+def test_what_nobody_can_be_asked_is_refused() -> None:
+    for trigger, target in (("keys=nosuch", "qemu:x"), ("keys=tgid", "host")):
+        with pytest.raises(DefinitionError):
+            with_trigger(Options(), trigger, FakeDriver(target=target), [READ, OTHER])
