@@ -12,9 +12,9 @@ from kprobes.lang.parser import parse
 from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import DURATION, SyntheticFields
 from kprobes.model.filter import Header
-from kprobes.model.hist import HistTable, HistTrigger, Modifier
+from kprobes.model.hist import HistField, HistTable, HistTrigger, Modifier, Special
 from kprobes.model.plan import ReturnMethod, Returns
-from kprobes.model.resolved import Resolved
+from kprobes.model.resolved import COMM_SIZE, Resolved
 from kprobes.resolve.hist import known_fields
 from kprobes.resolve.resolve import resolve
 from kprobes.units import U64, Addr
@@ -22,7 +22,7 @@ from tests.build import arm64, arm64_returning, kernel, machine, returning
 from tests.build.arm64 import Arm64Machine
 from tests.build.filtered import known_of
 from tests.build.kernel import make_kernel, symbol
-from tests.build.machine import HARDIRQ, Action, Machine
+from tests.build.machine import COMM, HARDIRQ, PID, TGID, Action, Machine
 from tests.build.overridden import ARM64, Isa
 
 CPUS = 2
@@ -119,6 +119,39 @@ class Table(Struct, frozen=True, kw_only=True):
         assert all(each.mark >= 2 for each in self.entries)
         return found
 
+    @property
+    def totals(self) -> dict[int, tuple[int, int, int, int]]:
+        """Hits, sum, least and greatest of each key, which may have several entries.
+
+        No hit is under way; the trigger has one key, and these three values of a signed number.
+        """
+        assert self.used == len(self.entries)
+        found: dict[int, tuple[int, int, int, int]] = {}
+        for entry in self.entries:
+            assert entry.mark >= 2
+            assert entry.hitcount > 0
+            (key,), (sum_, least, greatest) = entry.keys, map(signed, entry.vals)
+            hits, total, low, high = found.get(key, (0, 0, least, greatest))
+            joined = (hits + entry.hitcount, total + sum_, min(low, least), max(high, greatest))
+            found[key] = joined
+        return found
+
+
+def signed(word: int) -> int:
+    """Return the number that a word is where it has a sign."""
+    return word - (1 << 64) if word >> 63 else word
+
+
+def words_of(comm: bytes) -> tuple[int, int]:
+    """Return a task's name as the two words of a key."""
+    first, second = _words(comm.ljust(COMM_SIZE, b"\0"))
+    return first, second
+
+
+def log2(number: int) -> int:
+    """Return ``ilog2(roundup_pow_of_two(number))``, and 0 of 0, in plain Python."""
+    return (number - 1).bit_length() if number else 0
+
 
 def read_table(trigger: HistTrigger, data: bytes) -> Table:
     """Read a table as it is drawn in ``model.hist``; its free entries must be empty."""
@@ -192,6 +225,7 @@ class Counted:
 
     Attributes:
         machine: that runs them.
+        trigger: of the table.
         tables: what they count in.
         task: where the running task's facts are.
     """
@@ -215,7 +249,15 @@ class Counted:
             self.machine = guest = _Amd64(abi or machine.ABI, is_watched=is_watched)
             self._hits = [partial(guest.hit, guest.load(probes)) for probes in sites]
         trigger = next(each.hist.trigger for probes in sites for each in probes if each.hist)
+        self.trigger = trigger
         self.tables = Tables(isa, guest, trigger)
+
+    def set_task(self, comm: bytes = b"", pid: int = 0, tgid: int = 0) -> None:
+        """Give the running task a name and numbers."""
+        cpu = self.machine.cpu
+        cpu.write(self.task + COMM, comm.ljust(COMM_SIZE, b"\0"))
+        for place, number in ((PID, pid), (TGID, tgid)):
+            cpu.set_number(self.task + place, number & 0xFFFF_FFFF, 4)
 
     def hit(
         self, *arguments: int, site: int = 0, at: Mapping[int, Action] | None = None, **fixed: int
@@ -267,6 +309,103 @@ class Counted:
         cpu.aside(lambda: self.hit(*arguments, site=site, at=at, sp=stack))
         guest.preempt_count -= level
         cpu.trace, cpu.actions = trace, actions
+
+
+def rivals(counted: Counted) -> tuple[int, int]:
+    """Return two keys that begin at the same slot, of a first field; all tables are empty then."""
+    slots: dict[int, int] = {}
+    for key in range(1, 1000):
+        counted.tables.clear()
+        counted.hit(key)
+        (entry,) = counted.tables.read().entries
+        other = slots.setdefault(entry.slot, key)
+        if other != key:
+            break
+    else:
+        raise AssertionError("no two keys begin at one slot")
+    counted.tables.clear()
+    return other, key
+
+
+class Model:
+    """The tables of both CPUs in plain Python, each a dict.
+
+    Attributes:
+        dropped: hits without room, of both.
+    """
+
+    def __init__(self, counted: Counted, types: Sequence[str]) -> None:
+        """Have empty ones for a function whose n-th argument is the n-th field, of these types."""
+        self.dropped = 0
+        self._counted, self._types = counted, types
+        self._rows: list[dict[tuple[int, ...], tuple[int, ...]]] = [{} for _ in range(CPUS)]
+        self._comms: list[dict[tuple[int, ...], bytes]] = [{} for _ in range(CPUS)]
+
+    def hit(self, arguments: Sequence[int]) -> None:
+        """Count a hit that the running task would have now."""
+        trigger, guest = self._counted.trigger, self._counted.machine
+        comm = guest.cpu.read(self._counted.task + COMM, COMM_SIZE)
+        key: tuple[int, ...] = ()
+        for each in trigger.keys:
+            is_comm = each.source is Header.COMM
+            key += words_of(comm) if is_comm else (self._taken(each, arguments),)
+        rows = self._rows[guest.number]
+        if key not in rows and len(rows) == trigger.size:
+            self.dropped += 1
+            return
+        self._comms[guest.number].setdefault(key, comm)
+        vals = tuple(self._taken(each, arguments) for each in trigger.vals)
+        hits, *before = rows.get(key, (0, *vals))
+        if hits:
+            both = zip(trigger.vals, before, vals, strict=True)
+            vals = tuple(_joined(field, one, other) for field, one, other in both)
+        rows[key] = hits + 1, *vals
+
+    def check(self) -> None:
+        """Compare with what the guest has counted."""
+        tables = [self._counted.tables.read(cpu) for cpu in range(CPUS)]
+        assert sum(table.dropped for table in tables) == self.dropped
+        for table, rows, comms in zip(tables, self._rows, self._comms, strict=True):
+            assert table.counts == rows
+            found = {each.keys: each.comm for each in table.entries if each.comm}
+            assert found == (comms if found else {})
+
+    def _taken(self, field: HistField, arguments: Sequence[int]) -> int:
+        number = self._number(field, arguments)
+        match field.modifier:
+            case Modifier.LOG2:
+                return log2(number)
+            case Modifier.BUCKETS:
+                return number - number % field.width
+            case _:
+                return number
+
+    def _number(self, field: HistField, arguments: Sequence[int]) -> int:
+        guest = self._counted.machine
+        match field.source:
+            case int(index):
+                type_ = self._types[index]
+                data = (arguments[index] & U64).to_bytes(8, "little")[: int(type_[1:]) // 8]
+                return int.from_bytes(data, "little", signed=type_[0] == "s") & U64
+            case Header.PID:
+                pid = guest.cpu.read(self._counted.task + PID, 4)
+                return int.from_bytes(pid, "little", signed=True) & U64
+            case Header.CPU:
+                return guest.number
+            case _:
+                assert field.source is Special.HITCOUNT
+                return 1
+
+
+def _joined(field: HistField, first: int, second: int) -> int:
+    order = signed if field.is_signed else int
+    match field.modifier:
+        case Modifier.MIN:
+            return min(first, second, key=order)
+        case Modifier.MAX:
+            return max(first, second, key=order)
+        case _:
+            return first + second & U64
 
 
 class CountedReturns:

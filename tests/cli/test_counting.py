@@ -113,7 +113,7 @@ SIZE = "size=16384"
 @pytest.mark.parametrize(
     ("words", "trigger"),
     [
-        (["count", "p vfs_*"], f"keys=function:sort=hitcount.descending:{SIZE}"),
+        (["count", "p vfs_*"], "keys=function:sort=hitcount.descending:size=65536"),
         (
             ["count", "p f a=$arg1", "--by", "comm,pid,a.log2"],
             f"keys=comm,common_pid,a.log2:sort=hitcount.descending:{SIZE}",

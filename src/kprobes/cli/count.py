@@ -5,7 +5,7 @@ from typing import BinaryIO
 
 from kprobes.cli import counting
 from kprobes.cli.counting import Counting
-from kprobes.model.hist import trigger_text
+from kprobes.model.hist import OF_FUNCTIONS, trigger_text
 
 NAME = "count"
 HELP = "count hits of probes, by function, task or argument"
@@ -32,6 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Count; return the exit code."""
-    trigger = trigger_text(args.by or ["function"])
+    trigger = trigger_text(args.by) if args.by else trigger_text(["function"], size=OF_FUNCTIONS)
     shown = counting.shown_of(args, interval_s=counting.interval_of(args, out))
     return counting.run(args, out, Counting(trigger=trigger, shown=shown))

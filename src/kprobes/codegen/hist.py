@@ -125,7 +125,7 @@ def _number(hit: _Hit, field: HistField) -> Value:
         return _extended(context, hit.emitter.header(source), field)
     if hit.probe.fetches[source].field.storage is Storage.DURATION:
         return _duration(hit, source)
-    return _extended(context, filters.number(context, hit.probe, source, is_kept=False), field)
+    return _extended(context, filters.number(context, hit.probe, source, is_kept=True), field)
 
 
 def _special(hit: _Hit, source: Special) -> Value:

@@ -245,16 +245,21 @@ class HistTable(Struct, frozen=True, kw_only=True):
 
 
 _LARGE_SIZE = 1 << 14
+OF_FUNCTIONS = 1 << 16
+"""Entries that are enough for all functions of a kernel that can be probed."""
 _BY = {"func": "function", "pid": "common_pid", "cpu": "common_cpu"}
 
 
-def trigger_text(keys: Iterable[str], *, sort: str = "hitcount.descending") -> str:
+def trigger_text(
+    keys: Iterable[str], *, sort: str = "hitcount.descending", size: int = _LARGE_SIZE
+) -> str:
     """Return the hist trigger for some keys, with a large table.
 
     Args:
         keys: names of fields, with modifiers or without; ``pid``, ``cpu`` and ``func`` are short.
         sort: by what entries are sorted.
+        size: of the table.
     """
     names = (key.partition(".") for key in keys)
     words = ",".join(_BY.get(name, name) + dot + modifier for name, dot, modifier in names)
-    return f"hist:keys={words}:sort={sort}:size={_LARGE_SIZE}"
+    return f"hist:keys={words}:sort={sort}:size={size}"
