@@ -21,6 +21,7 @@ NAMES = (
     "cost",
     "anywhere",
     "returns",
+    "hist",
     "python",
     "arming",
     "symbols",
