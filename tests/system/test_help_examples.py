@@ -35,6 +35,7 @@ def _words(example: str) -> list[str]:
 
 
 _ALL = [example for module in (main, *main.COMMANDS) for example in _examples(module)]
+_COUNTING = ("count", "hist")
 _NOT_SO = ("guest", "open")
 """Commands that end when they are told to, or when a page has what they show."""
 _RUN = [each for each in _ALL if "--" not in _words(each) and _words(each)[0] not in _NOT_SO]
@@ -56,9 +57,11 @@ def kprobe(guest: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 _SHOWS = {
     "check": rb"accepted",
     "convert": rb"^$",
+    "count": rb"HITS +SHARE +(COMM|FUNCTION)|comm,",
     "diff": rb"EVENT +A/S|\"rates\": ",
     "doctor": rb"host: ",
     "fail": rb"calls +skipped +rule",
+    "hist": rb" hits\n[^$]*\|#+",
     "info": rb"6\.1\.0",
     "list": rb"\b(vfs_read|do_sys_openat2)\b",
     "record": rb"^kprobes\n|^$",
@@ -117,6 +120,16 @@ def test_a_command_is_recorded_and_printed(kprobe: Command, example: str) -> Non
     assert re.search(rb" ls-\d+ .* open: \(.*path=", printed.stdout)
 
 
+@pytest.mark.parametrize(
+    "example", [each for each in _ALL if _words(each)[0] in _COUNTING and "--" in _words(each)]
+)
+def test_what_a_command_hits_is_counted(kprobe: Command, example: str) -> None:
+    done = kprobe(*_words(example)[:1], "-t", "guest", *_words(example)[1:])
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert re.search(_SHOWS[_words(example)[0]], done.stdout), done.stdout.decode()
+
+
 @pytest.mark.parametrize("example", _examples(guest_command))
 def test_a_guest_is_booted_and_ends_when_it_is_told(kprobe: Command, example: str) -> None:
     process = kprobe.start(*_words(example))
@@ -131,7 +144,8 @@ def test_each_command_has_three_examples_which_are_all_run() -> None:
     assert {len(_examples(module)) for module in (main, *main.COMMANDS)} == {3}
     others = [each for each in _ALL if each not in _RUN and _words(each)[0] != "guest"]
     # Those of vng are in test_vng.py, those of open in cli/test_open.py.
-    assert {_words(each)[0] for each in others} == {"trace", "fail", "open", "record", "vng"}
+    own = {"fail", "open", "record", "vng", *_COUNTING}
+    assert {_words(each)[0] for each in others} == {"trace", *own}
     others = [each for each in others if _words(each)[0] == "trace"]
     known = [each.command for name, each in test_documented_traces.examples() if "--help" in name]
     commands = [_words(each)[_words(each).index("--") + 1 :] for each in others]

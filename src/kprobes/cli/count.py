@@ -14,7 +14,7 @@ EPILOG = """\
 examples:
   kprobe count 'p vfs_*' -- ls /
   kprobe count -t qemu:localhost:1234 'p vfs_read' --by comm,pid --duration 10s
-  kprobe count 'r:read vfs_read got=$retval:s64' --by comm,got.log2 --format csv -- dd if=/dev/zero
+  kprobe count 'r:read vfs_read got=$retval:s64' --by comm,got.log2 --format csv -- ls /
 
 The table has a row for each different key, those with the most hits first. Definitions and options
 are those of `kprobe trace`. --print-trigger shows the kernel's hist trigger for it; --format hist

@@ -18,9 +18,9 @@ HELP = "show how durations, or an argument, are distributed"
 USAGE = "kprobe hist [options] [--of FIELD] [DEFINITION [--filter EXPR]]... [-- COMMAND...]"
 EPILOG = """\
 examples:
-  kprobe hist 'r vfs_read' -- dd if=/bin/busybox bs=64k
-  kprobe hist 'r:read vfs_read got=$retval:s64' --of got --by comm -- cat /etc/passwd
-  kprobe hist 'p:write vfs_write size=$arg3' --of size --linear 0:1000:100 --duration 10s
+  kprobe hist 'r vfs_read' --by comm -- dd if=/bin/busybox of=/dev/null
+  kprobe hist 'r:read vfs_read got=$retval:s64' --of got -- dd if=/bin/busybox of=/dev/null
+  kprobe hist 'p:exit do_exit code=$arg1' --of code --linear 0:65536:256 --duration 10s
 
 A bucket ends with a power of two, or has --linear's width. Of return probes it is how long calls
 took, in ns, if nothing else is said; of others it is their argument. Definitions and options are

@@ -38,7 +38,6 @@ from kprobes.units import U64
 _WORD = 8
 _SPREAD = 0x9E37_79B9_7F4A_7C15
 """2**64 by the golden ratio: Knuth, The Art of Computer Programming, 6.4."""
-_HOME_SHIFT = 40
 _NS_PER_US = 1000
 _BITS = 64
 _LEAST_SIGNED = 1 << 63
@@ -196,7 +195,9 @@ def _entry(
     f = context.out
     mark = _hash(context, words)
     found, following = f.label("found"), f.label("following")
-    with f.count_up(f.op("lshr", mark, _HOME_SHIFT)) as number:
+    # All bits of a key tell in the topmost ones of a product.
+    home = f.op("lshr", mark, _BITS + 1 - table.slots.bit_length())
+    with f.count_up(home) as number:
         slot = f.op("mul", f.op("and", number, table.slots - 1), table.entry_size)
         entry = f.op("add", f.op("add", place, TABLE_HEADER), slot)
         here = f.load(entry)
@@ -228,12 +229,13 @@ def _entry(
 
 def _hash(context: Context, words: list[Value]) -> Value:
     f = context.out
-    mixed = const(0)
-    for word in words:
-        mixed = f.op("mul", f.op("xor", mixed, word), _SPREAD)
-        mixed = f.op("xor", mixed, f.op("lshr", mixed, 32))
+    first, *others = words
+    mixed = f.op("mul", first, _SPREAD)
+    for word in others:
+        mixed = f.op("xor", f.op("add", mixed, f.op("lshr", mixed, 32)), word)
+        mixed = f.op("mul", mixed, _SPREAD)
     # Never the mark of a free entry, or of one that is written.
-    return f.op("or", f.op("mul", mixed, _SPREAD), MARK_LEAST)
+    return f.op("or", mixed, MARK_LEAST)
 
 
 def _claim(
