@@ -223,6 +223,19 @@ def test_a_table_is_that_of_the_first_event_that_has_hits() -> None:
     assert counted("keys=comm:vals=size.max", both).value(0).tolist() == [U64]
 
 
+def test_a_key_that_is_a_number_here_and_a_text_there_is_refused() -> None:
+    numbers = make_layout(3, ("u64",), event="numbers", names=("comm",))
+    both = make_events(
+        [make_batch(numbers, [Row(values=(5,))]), make_batch(OTHER, [Row(values=(1,))])]
+    )
+
+    with pytest.raises(DefinitionError, match="a number of one event, and a text of another"):
+        counted("keys=comm", both)
+    with pytest.raises(DefinitionError, match="a text of one event, and a number of another"):
+        check_hist("keys=common_cpu,comm", [OTHER, numbers])
+    check_hist("keys=common_comm", [OTHER, numbers])
+
+
 def test_without_events_there_are_no_entries() -> None:
     hist = ColumnHist("keys=comm", SOURCE)
     hist.take(NO_EVENTS)

@@ -10,6 +10,7 @@ from kprobes.histogram import Histogram
 from kprobes.model.events import Events
 from kprobes.model.options import Options
 from kprobes.sinks.names import TraceSource
+from tests.build.ring import make_layout
 from tests.test_column_filter import OTHER, READ, SOURCE, events
 from tests.test_column_hist import counted
 
@@ -97,6 +98,14 @@ def test_a_guest_is_asked_what_it_can_be_asked(
     found = with_trigger(Options(), trigger, FakeDriver(target=target), [READ, OTHER])
 
     assert found.trigger == (trigger if is_asked_there else "")
+
+
+def test_a_guest_is_not_asked_to_add_numbers_with_and_without_a_sign() -> None:
+    layouts = [make_layout(n, (type_,), names=("size",)) for n, type_ in enumerate(("s64", "u64"))]
+
+    for chosen, trigger in ((layouts[:1], "keys=comm:vals=size.min"), (layouts, "")):
+        found = with_trigger(Options(), "keys=comm:vals=size.min", FakeDriver(), chosen)
+        assert found.trigger == trigger
 
 
 def test_what_nobody_can_be_asked_is_refused() -> None:

@@ -15,6 +15,7 @@ from kprobes.column_filter import ColumnFilter
 from kprobes.errors import DefinitionError
 from kprobes.histogram import Histogram, Numbers, combined
 from kprobes.lang.hist import parse_hist
+from kprobes.model.codes import HistCode, hist_error
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.filter import Header
 from kprobes.model.hist import MAX_TEXT, HistField, HistKind, HistTrigger, Modifier, Special
@@ -63,7 +64,11 @@ class ColumnHist:
             self._filter.check()
 
     def take(self, events: Events) -> None:
-        """Count events, which are only read."""
+        """Count events, which are only read.
+
+        Raises:
+            DefinitionError: a key is of one kind in one event, and of another in another.
+        """
         found = self._parsed(events)
         if self._table is None or self._table.trigger.is_paused:
             return
@@ -101,10 +106,12 @@ class ColumnHist:
         return found
 
     def _begin(self, trigger: HistTrigger) -> None:
-        if self._table is None:
-            self._table = _Table(trigger)
-            if trigger.filter:
-                self._filter = ColumnFilter(trigger.filter, self._source)
+        if self._table is not None:
+            _check_alike(self._text, self._table.trigger, trigger)
+            return
+        self._table = _Table(trigger)
+        if trigger.filter:
+            self._filter = ColumnFilter(trigger.filter, self._source)
 
     def _trigger(self, layout: RecordLayout) -> HistTrigger | None:
         known, trigger = self._triggers.get(layout.event_id, (None, None))
@@ -411,11 +418,12 @@ def can_count(text: str, layouts: Iterable[RecordLayout]) -> bool:
         layouts: of the events.
     """
     try:
-        for layout in _different(layouts):
-            parse_hist(text, known_fields(layout, of_guest=True))
+        triggers = [
+            parse_hist(text, known_fields(each, of_guest=True)) for each in _different(layouts)
+        ]
     except DefinitionError:
         return False
-    return True
+    return len({each.form for each in triggers}) <= 1
 
 
 def check_hist(text: str, layouts: Iterable[RecordLayout]) -> None:
@@ -426,18 +434,28 @@ def check_hist(text: str, layouts: Iterable[RecordLayout]) -> None:
         layouts: of the events.
 
     Raises:
-        DefinitionError: of none; says what is wrong for the first.
+        DefinitionError: of none; says what is wrong for the first. Or a key is of one kind in one
+            event, and of another in another.
     """
-    first: DefinitionError | None = None
+    error: DefinitionError | None = None
+    triggers: list[HistTrigger] = []
     for layout in _different(layouts):
         try:
-            parse_hist(text, known_fields(layout))
-        except DefinitionError as error:
-            first = first or error
-        else:
-            return
-    if first is not None:
-        raise first
+            triggers.append(parse_hist(text, known_fields(layout)))
+        except DefinitionError as found:
+            error = error or found
+    if error is not None and not triggers:
+        raise error
+    for trigger in triggers[1:]:
+        _check_alike(text, triggers[0], trigger)
+
+
+def _check_alike(text: str, first: HistTrigger, other: HistTrigger) -> None:
+    for one, another in zip(first.keys, other.keys, strict=True):
+        if one.kind is not another.kind:
+            kinds = f"a {one.kind.value} of one event, and a {another.kind.value} of another"
+            hint = f"it is {kinds}: rename the argument, or choose events"
+            raise hist_error(HistCode.BAD_KEY, text=text, token=one.name, hint=hint)
 
 
 def _different(layouts: Iterable[RecordLayout]) -> Iterable[RecordLayout]:

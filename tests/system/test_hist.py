@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import kprobes
-from kprobes.errors import DefinitionError
+from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.event_table import TraceProbe
 from kprobes.histogram import Histogram
 from kprobes.open import GuestSession
@@ -148,6 +148,18 @@ def test_what_a_guest_cannot_count_by_is_refused(guest: GuestSession) -> None:
             counting(guest, "p", f"keys={trigger}"),
         ):
             pass
+
+
+def test_a_probe_whose_key_is_of_another_kind_does_not_join_a_table(guest: GuestSession) -> None:
+    with guest.counting("keys=comm") as counted:
+        with pytest.raises(RefusedError, match="of other kinds"):
+            guest.probe("p:other vfs_write comm=$arg3")
+        assert guest.run("taskset 1 dd if=/dev/zero of=/dev/null bs=7 count=5").status == 0
+
+    found = counted.read()
+    assert dict(zip(found.keys[0].tolist(), found.hitcount.tolist(), strict=True))[b"dd"] >= 5
+    with pytest.raises(UsageError, match="no such event"):
+        guest.select("other")
 
 
 _BUSY = """

@@ -150,15 +150,14 @@ class Allocator:
     def _take_tables(self, guest: Guest, patcher: TextPatcher, plans: Sequence[Plan]) -> None:
         if self.arena is None:
             raise ValueError("nothing was allocated that tables could be beside")
-        found = (probe.hist for plan in plans for probe in plan.recorded)
-        new = {each.number: each for each in found if each is not None}
+        found = dict.fromkeys(probe.hist for plan in plans for probe in plan.recorded)
 
         def allocate(size: int) -> Addr:
             with guest.stub.paused():
                 return arenas.allocate_table(self._injector(guest), guest.kernel, size)
 
-        for number, table in new.items():
-            patcher.linker.tables[number] = self.tables.take(
+        for table in (each for each in found if each is not None):
+            patcher.linker.tables[table.number] = self.tables.take(
                 table, guest.memory, self.arena.cpus, allocate
             )
 

@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from kprobes.errors import RefusedError
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.rings import MappedRange
 from kprobes.histogram import Histogram, merged
@@ -70,11 +71,17 @@ class HistTables:
             allocate: returns so many bytes of the guest's memory, all zero.
 
         Raises:
+            RefusedError: it is of an event whose fields are of other kinds than those in it.
             TargetError: the guest has not enough memory.
         """
         size = table.size * cpus
         for each in self._memories:
             if each.table is not None and each.table.number == table.number:
+                if each.table.trigger.form != table.trigger.form:
+                    raise RefusedError(
+                        "an event has fields of the hist trigger that are of other kinds than in "
+                        "events that are counted: rename them"
+                    )
                 return each.addr
         unused = (each for each in self._memories if each.table is None and each.size >= size)
         found = next(unused, None)

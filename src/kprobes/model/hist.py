@@ -145,6 +145,13 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
         return *self.vals, *self.keys
 
     @property
+    def form(self) -> tuple[object, ...]:
+        """What a guest's table has: hits of events with another one are not counted in it."""
+        return tuple(
+            (each.kind, each.is_signed, each.source is Header.COMM) for each in self.fields
+        )
+
+    @property
     def text(self) -> str:
         """The trigger as an event's ``trigger`` file lists it, but for whether it is paused."""
         vals = (["hitcount"] if self.has_hitcount else []) + [each.text for each in self.vals]
