@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from kprobes.column_filter import ColumnFilter
 from kprobes.errors import DefinitionError
-from kprobes.histogram import Histogram, Numbers, combined
+from kprobes.histogram import Histogram, Numbers, combined, objects
 from kprobes.lang.hist import parse_hist
 from kprobes.model.codes import HistCode, hist_error
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.filter import Header
-from kprobes.model.hist import MAX_TEXT, HistField, HistKind, HistTrigger, Modifier, Special
+from kprobes.model.hist import IDLE, MAX_TEXT, HistField, HistKind, HistTrigger, Modifier, Special
 from kprobes.model.resolved import RecordLayout, Storage
 from kprobes.resolve.hist import known_fields
 from kprobes.sinks.names import Names, TraceSource
@@ -26,7 +26,6 @@ from kprobes.sinks.names import Names, TraceSource
 Groups = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-_IDLE = b"<idle>"
 _COMM_DTYPE = np.dtype("S16")
 
 
@@ -200,8 +199,6 @@ def _special(batch: Batch, source: Special) -> Numbers:
             return np.full(len(batch), batch.layout.ip, np.uint64)
         case Special.CALLER:
             return np.zeros(len(batch), np.uint64) if batch.caller is None else batch.caller
-        case Special.STACK:
-            raise TypeError("a stack is not in a record")
         case _:
             assert_never(source)
 
@@ -213,7 +210,6 @@ def _wide(values: Column) -> Numbers:
 
 
 _NS_PER_US = np.uint64(1000)
-_TIMES = (Special.TIMESTAMP,)
 
 
 def _taken(numbers: Numbers, field: HistField) -> Numbers:
@@ -222,7 +218,7 @@ def _taken(numbers: Numbers, field: HistField) -> Numbers:
             return log2(numbers)
         case Modifier.BUCKETS:
             return numbers - numbers % np.uint64(field.width)
-        case Modifier.USECS if field.source in _TIMES or field.kind is HistKind.DURATION:
+        case Modifier.USECS if field.source is Special.TIMESTAMP or field.kind is HistKind.DURATION:
             return (numbers + _NS_PER_US // np.uint64(2)) // _NS_PER_US
         case _:
             return numbers
@@ -272,7 +268,7 @@ class _Texts(dict[bytes | None, int]):
     def of_numbers(self, numbers: Column, name: Callable[[int], bytes]) -> Numbers:
         """Return those of the texts that numbers stand for, each asked for once."""
         unique, which = np.unique(numbers, return_inverse=True)
-        return self.of(np.array([*map(name, unique.tolist()), None], object)[:-1])[which]
+        return self.of(objects([*map(name, unique.tolist())]))[which]
 
 
 class _Part(Struct, frozen=True, kw_only=True, eq=False):
@@ -330,7 +326,7 @@ class _Table:
                 break
             if self._rows.setdefault(key, len(self._rows)) == len(self._comms):
                 batch = every[at].part.batch
-                self._comms.append(bytes(batch.comm[first]) if batch.pid[first] else _IDLE)
+                self._comms.append(bytes(batch.comm[first]) if batch.pid[first] else IDLE)
         room = len(self._rows) - len(self._hits)
         self._hits = np.pad(self._hits, (0, room))
         self._vals = [np.pad(val, (0, room)) for val in self._vals]
@@ -351,7 +347,7 @@ class _Table:
 
     def histogram(self, source: TraceSource, texts: _Texts) -> Histogram:
         """Return a copy, sorted."""
-        names = np.array([*texts.names, None], object)[:-1]
+        names = objects(texts.names)
         columns = np.array([*self._rows], np.uint64).reshape(-1, len(self.trigger.keys)).T
         keys = (
             names[codes.astype(np.int64)] if key.kind is HistKind.TEXT else codes.copy()

@@ -12,6 +12,7 @@ and rings ran over.
 """
 
 import ctypes
+import math
 import sys
 import threading
 import time
@@ -119,9 +120,10 @@ class Recorder(Protocol):
         ...
 
 
-def is_past(until_s: float) -> bool:
-    """Whether a time has come, by ``time.monotonic``."""
-    return time.monotonic() >= until_s
+def timer(timeout_s: float | None) -> Callable[[], bool]:
+    """Return what tells whether so many seconds have passed from now on; never, with None."""
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    return lambda: time.monotonic() >= until
 
 
 def batches_of(

@@ -161,15 +161,15 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
     def _key_column(self, at: int) -> Column:
         field, key, names = self.trigger.keys[at], self.keys[at], Names(self.source)
         if field.kind is HistKind.TEXT:
-            return _objects([valid_text(value) for value in key.tolist()])
+            return objects([valid_text(value) for value in key.tolist()])
         match field.modifier:
             case Modifier.EXECNAME:
                 pairs = zip(map(valid_text, self.comms.tolist()), key.tolist(), strict=True)
-                return _objects([f"{comm}[{pid}]" for comm, pid in pairs])
+                return objects([f"{comm}[{pid}]" for comm, pid in pairs])
             case Modifier.SYM:
-                return _objects([valid_text(symbol_name(a, names)) for a in key.tolist()])
+                return objects([valid_text(symbol_name(a, names)) for a in key.tolist()])
             case Modifier.SYM_OFFSET:
-                return _objects([valid_text(names.symbol(a)) for a in key.tolist()])
+                return objects([valid_text(names.symbol(a)) for a in key.tolist()])
             case Modifier.LOG2:
                 powers = np.uint64(1) << key % np.uint64(_BITS)
                 return np.where(key == _BITS, np.uint64(U64), powers)
@@ -209,7 +209,8 @@ def _module(name: str) -> Any:
         raise UsageError(f"{package} is not installed: pip install {package}") from error
 
 
-def _objects(values: Sequence[object]) -> Column:
+def objects(values: Sequence[object]) -> Column:
+    """Return values in a new array of objects, shape (n,)."""
     found = np.empty(len(values), object)
     found[:] = values
     return found

@@ -3,10 +3,8 @@
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, Unpack
@@ -14,7 +12,7 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, Unpack
 from msgspec.structs import replace
 
 from kprobes.counting import LiveHistogram, with_trigger
-from kprobes.drain import ROOM, Drain, batches_of, finish, is_past
+from kprobes.drain import ROOM, Drain, batches_of, finish, timer
 from kprobes.driver import Driver
 from kprobes.errors import NotSupportedError, UsageError
 from kprobes.event_table import EventTable, TraceProbe
@@ -248,12 +246,12 @@ class Session(Generic[_Driver_co, _Commands_co]):
             UsageError: this kernel is being recorded already, or nothing is defined.
             TargetError: it could not be armed, or the guest died.
         """
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        is_over = timer(timeout_s)
         with ExitStack() as files:
             keep = None if path is None else opener(Path(path), files)
             # The trace keeps all events: it is no matter where they wait for it.
             drain = files.enter_context(self.recording(*probes, room=math.inf, keep=keep))
-            batches = batches_of(drain, self.driver.check, partial(is_past, until))
+            batches = batches_of(drain, self.driver.check, is_over)
             trace = Trace(self.source, batches, self.counts)
             yield trace
             batches.close()
@@ -286,7 +284,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
                 self._finish(drain, counted)
                 self.driver.check()
         finally:
-            self.options = before
+            self.options = replace(self.options, trigger=before.trigger)
 
     def stream(
         self,
@@ -323,9 +321,9 @@ class Session(Generic[_Driver_co, _Commands_co]):
         Args:
             timeout_s: how long to record; None for as long as the iterator is used.
         """
-        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        is_over = timer(timeout_s)
         with self.recording() as drain:
-            for events in batches_of(drain, self.driver.check, partial(is_past, until)):
+            for events in batches_of(drain, self.driver.check, is_over):
                 yield from each_event(events)
             rest = Trace(self.source)
             self._finish(drain, rest)

@@ -14,3 +14,9 @@ GIB = 1024 * MIB
 
 U64 = (1 << 64) - 1
 """All 64 bits: what an address or a register is masked with."""
+
+
+def signed(value: int) -> int:
+    """Return the number that the low 64 bits of another are where they have a sign."""
+    value &= U64
+    return value - (value >> 63 << 64)

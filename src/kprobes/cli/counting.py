@@ -1,17 +1,13 @@
 """Counts and histograms of hits: short words to the kernel's hist trigger, for all who count."""
 
 import argparse
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from msgspec import Struct
 
 from kprobes.cli import options, trace
 from kprobes.cli.terminal import write_text
 from kprobes.errors import UsageError
-
-if TYPE_CHECKING:
-    from kprobes.model.definition import Definition
 
 FORMS = ("text", "hist", "json", "csv")
 TOP = 20
@@ -131,26 +127,3 @@ def run(args: argparse.Namespace, out: BinaryIO, counting: Counting) -> int:
         return 0
     args.counting = counting
     return trace.run(args, out)
-
-
-def definitions_of(args: argparse.Namespace) -> "Sequence[Definition]":
-    """Return what is defined, as far as that needs no kernel; standard input is read for good.
-
-    Raises:
-        UsageError: a file cannot be read, or there is no definition.
-        DefinitionError: one is wrong.
-    """
-    from kprobes.cli.definitions import parsed, read_texts
-
-    if not args.definitions:
-        raise UsageError("nothing to count: give a definition")
-    if "-" in args.definitions:
-        args.definitions = tuple(
-            read_texts([word])[0].text if word == "-" else word for word in args.definitions
-        )
-    return parsed(args.definitions)
-
-
-def names_of(definitions: "Iterable[Definition]") -> list[list[str]]:
-    """Return the names of the arguments of each definition."""
-    return [[arg.name for arg in each.args] for each in definitions]

@@ -63,7 +63,7 @@ def _linear(text: str) -> tuple[int, int, int]:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Count; return the exit code."""
-    definitions = counting.definitions_of(args)
+    definitions = _definitions_of(args)
     field = args.of or _field_of(definitions)
     if field == _DURATION and not _has_argument(definitions, field):
         args.call_duration = True
@@ -79,10 +79,23 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     return counting.run(args, out, Counting(trigger=trigger, shown=shown))
 
 
+def _definitions_of(args: argparse.Namespace) -> "Sequence[Definition]":
+    # As far as that needs no kernel; standard input is read for good.
+    from kprobes.cli.definitions import parsed, read_texts
+
+    if not args.definitions:
+        raise UsageError("nothing to count: give a definition")
+    if "-" in args.definitions:
+        args.definitions = tuple(
+            read_texts([word])[0].text if word == "-" else word for word in args.definitions
+        )
+    return parsed(args.definitions)
+
+
 def _field_of(definitions: "Sequence[Definition]") -> str:
     from kprobes.model.definition import Kind
 
-    names = counting.names_of(definitions)
+    names = _names_of(definitions)
     if all(each.kind is Kind.RETURN for each in definitions):
         return _DURATION
     only = {own[0] for own in names if len(own) == 1}
@@ -97,4 +110,8 @@ def _field_of(definitions: "Sequence[Definition]") -> str:
 
 
 def _has_argument(definitions: "Sequence[Definition]", name: str) -> bool:
-    return any(name in own for own in counting.names_of(definitions))
+    return any(name in own for own in _names_of(definitions))
+
+
+def _names_of(definitions: "Sequence[Definition]") -> list[list[str]]:
+    return [[arg.name for arg in each.args] for each in definitions]

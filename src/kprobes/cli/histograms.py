@@ -22,14 +22,13 @@ from kprobes.model.events import Events
 from kprobes.model.hist import HistField, HistKind, Modifier
 from kprobes.model.visible import visible
 from kprobes.sinks.names import Names, TraceSource
-from kprobes.units import U64
+from kprobes.units import U64, signed
 
 _BUCKETED = (Modifier.LOG2, Modifier.BUCKETS)
 _MOST_ROWS = 80
 """Of one distribution with its empty buckets; one with more is without them."""
 _LEAST_BAR = 10
-_UNITS = ((1 << 60, "E"), (1 << 50, "P"), (1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"))
-_K = 1 << 10
+_UNITS = "KMGTPE"
 _BITS = 64
 _CLEAR = b"\x1b[H\x1b[2J"
 
@@ -135,14 +134,8 @@ def _totals(histogram: Histogram) -> str:
     return f"\n{', '.join(parts)}\n"
 
 
-def key_texts(histogram: Histogram, at: int, names: Names) -> list[str]:
-    """Return what a person reads of one key of each entry.
-
-    Args:
-        histogram: the entries.
-        at: the key's index.
-        names: of the kernel's symbols.
-    """
+def _key_texts(histogram: Histogram, at: int, names: Names) -> list[str]:
+    # What a person reads of one key of each entry.
     field = histogram.trigger.keys[at]
     values = histogram.keys[at].tolist()
     if field.kind is HistKind.TEXT:
@@ -154,8 +147,12 @@ def key_texts(histogram: Histogram, at: int, names: Names) -> list[str]:
     return list(map(show, values))
 
 
+def _is_in_ns(field: HistField) -> bool:
+    return field.kind is HistKind.DURATION and field.modifier is not Modifier.USECS
+
+
 def _number_form(field: HistField, names: Names) -> Callable[[int], str]:
-    is_duration = field.kind is HistKind.DURATION and field.modifier is not Modifier.USECS
+    is_duration = _is_in_ns(field)
     match field.modifier:
         case Modifier.SYM:
             return lambda value: _decoded(symbol_name(value, names))
@@ -170,7 +167,7 @@ def _number_form(field: HistField, names: Names) -> Callable[[int], str]:
         case _ if is_duration:
             return lambda value: number_text(value, is_duration=True)
         case _:
-            return lambda value: str(_signed(value) if field.is_signed else value)
+            return lambda value: str(signed(value) if field.is_signed else value)
 
 
 def _log2_label(power: int, field: HistField, *, is_duration: bool) -> str:
@@ -184,7 +181,7 @@ def _log2_label(power: int, field: HistField, *, is_duration: bool) -> str:
 
 
 def _bucket_label(low: int, width: int, *, is_duration: bool) -> str:
-    low = _signed(low)
+    low = signed(low)
     # Numbers without a sign are what is divided: the last bucket below 0 ends there.
     end = min(low + width, 0) if low < 0 else low + width
     if is_duration:
@@ -196,14 +193,8 @@ def _bucket_label(low: int, width: int, *, is_duration: bool) -> str:
 def _size(number: int, *, is_duration: bool) -> str:
     if is_duration:
         return number_text(number, is_duration=True)
-    size, unit = next(
-        ((size, unit) for size, unit in (*_UNITS, (_K, "K")) if number >= size), (1, "")
-    )
-    return f"{number // size}{unit}"
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
+    thousands = (number.bit_length() - 1) // 10
+    return f"{number >> 10 * thousands}{_UNITS[thousands - 1] if thousands else ''}"
 
 
 def _decoded(text: bytes) -> str:
@@ -212,7 +203,7 @@ def _decoded(text: bytes) -> str:
 
 def _bars(histogram: Histogram, names: Names, shown: Shown) -> str:
     *by, last = range(len(histogram.keys))
-    labels = [*zip(*(key_texts(histogram, at, names) for at in by), strict=True)]
+    labels = [*zip(*(_key_texts(histogram, at, names) for at in by), strict=True)]
     if not by:
         labels = [()] * len(histogram)
     field = histogram.trigger.keys[last]
@@ -282,7 +273,7 @@ def _table(histogram: Histogram, names: Names, top: int | None) -> str:
     head += [key.name.upper() for key in trigger.keys]
     shown = histogram.take(slice(0, top))
     vals = [_value_texts(shown, at) for at in range(len(trigger.vals))]
-    keys = [key_texts(shown, at, names) for at in range(len(trigger.keys))]
+    keys = [_key_texts(shown, at, names) for at in range(len(trigger.keys))]
     hits = [f"{each:,}" for each in shown.hitcount.tolist()]
     shares = [share_text(each, whole) for each in shown.hitcount.tolist()]
     rows = [head, *map(list, zip(hits, shares, *vals, *keys, strict=True))]
@@ -293,13 +284,12 @@ def _table(histogram: Histogram, names: Names, top: int | None) -> str:
 
 def _value_texts(histogram: Histogram, at: int) -> list[str]:
     field = histogram.trigger.vals[at]
-    is_duration = field.kind is HistKind.DURATION and field.modifier is not Modifier.USECS
     is_hex = field.modifier is Modifier.HEX
     numbers: list[float] = histogram.value(at).tolist()
     if field.modifier is Modifier.PERCENT:
         whole = sum(numbers) or 1
         return [share_text(number, whole) for number in numbers]
-    return [number_text(n, is_duration=is_duration, is_hex=is_hex) for n in numbers]
+    return [number_text(n, is_duration=_is_in_ns(field), is_hex=is_hex) for n in numbers]
 
 
 def _object(histogram: Histogram, top: int | None) -> dict[str, Any]:

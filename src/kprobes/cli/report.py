@@ -79,6 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help="only these of the arguments",
     )
+    _add_counting(parser)
+    add_choice(parser)
+
+
+def _add_counting(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("in place of events")
     counts = group.add_mutually_exclusive_group()
     counts.add_argument(
@@ -92,7 +97,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TRIGGER",
         help="what a hist trigger of the kernel counts: keys=...:vals=...:sort=... if FILTER",
     )
-    add_choice(parser)
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:

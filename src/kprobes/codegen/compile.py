@@ -60,6 +60,11 @@ class Form(Struct, frozen=True, kw_only=True):
     is_patched: bool = False
 
     @property
+    def recorded(self) -> list[Resolved]:
+        """Its probes by their numbers in the code: those of returns come last."""
+        return [*self.probes, *(probe for each in self.returning for probe in each.returns.probes)]
+
+    @property
     def shape(self) -> tuple[object, ...]:
         """What the machine code depends on: equal shapes differ in numbers only."""
         probes, returning, overrides = (
@@ -67,11 +72,6 @@ class Form(Struct, frozen=True, kw_only=True):
             for group in (self.probes, self.returning, self.overrides)
         )
         return self.is_framed, self.is_patched, probes, returning, overrides
-
-
-def recorded(form: Form) -> list[Resolved]:
-    """Return the probes of a site by their numbers there: those of returns come last."""
-    return [*form.probes, *(probe for each in form.returning for probe in each.returns.probes)]
 
 
 def load_compiler() -> None:
@@ -227,12 +227,12 @@ def module_text(arch: Arch, abi: GuestAbi, form: Form) -> str:
 def _externals(form: Form) -> Iterator[str]:
     # An event's number fits an instruction's operand, a table's size 32 bits. All else that linking
     # gives is an address, of which LLVM may assume nothing but the code model.
-    count = len(recorded(form))
+    recorded = form.recorded
     words = (f"override{n}" for n, _ in enumerate(form.overrides))
     names = ("site", "trampoline", "instances", "missed_upcall", *words)
     ranges = {**dict.fromkeys(names, ""), "instance_count": ", !absolute_symbol !4"}
-    ranges |= {f"event{n}": ", !absolute_symbol !3" for n in range(count)}
-    counting = [n for n, probe in enumerate(recorded(form)) if probe.hist is not None]
+    ranges |= {f"event{n}": ", !absolute_symbol !3" for n, _ in enumerate(recorded)}
+    counting = [n for n, probe in enumerate(recorded) if probe.hist is not None]
     ranges |= {f"{name}{n}": "" for n in counting for name in ("table", "ip")}
     for name, range_ in ranges.items():
         yield f"@{name} = external dso_local global i8{range_}"

@@ -32,7 +32,7 @@ from kprobes.model.hist import (
     Modifier,
     Special,
 )
-from kprobes.model.resolved import Resolved, Storage
+from kprobes.model.resolved import Storage
 from kprobes.units import U64
 
 _WORD = 8
@@ -45,55 +45,50 @@ _LEAST_SIGNED = 1 << 63
 
 class _Hit(Struct, kw_only=True):
     # One probe's hit while its code is written.
-    context: Context
-    probe: Resolved
-    index: int
     emitter: Emitter
+    index: int
+    table: HistTable
+    place: Value
     leave: str
-    unmeasured: Value
     duration: Value | None = None
 
+    @property
+    def context(self) -> Context:
+        return self.emitter.context
 
-def emit(context: Context, emitter: Emitter, index: int) -> None:
+
+def emit(emitter: Emitter, index: int) -> None:
     """Add the code that counts a hit of a probe with a hist trigger.
 
     Args:
-        context: what is being written.
         emitter: of the probe's filter, which has let the hit pass.
         index: tells its event id from its neighbours'.
     """
-    f, table = context.out, emitter.probe.hist
+    context, table = emitter.context, emitter.probe.hist
     if table is None:
         raise TypeError(f"{emitter.probe.layout.event} counts nothing")
-    is_held, done = context.holds_preemption, f.label("counted")
+    f, is_held = context.out, context.holds_preemption
+    done = f.label("counted")
     if not is_held:
         per_cpu.add_preempt(context, 1)
-    _count(context, emitter, (table, index), done)
+    cpu = f.op("lshr", per_cpu.load(context, context.abi.percpu + PERCPU_WORD), CPU_SHIFT)
+    place = f.op("add", _address(context, f"table{index}"), f.op("mul", cpu, table.size))
+    _count(_Hit(emitter=emitter, index=index, table=table, place=place, leave=done))
     f.jump(done)
     f.place(done)
     if not is_held:
         per_cpu.add_preempt(context, -1)
 
 
-def _count(context: Context, emitter: Emitter, what: tuple[HistTable, int], leave: str) -> None:
-    f, (table, index) = context.out, what
-    cpu = f.op("lshr", per_cpu.load(context, context.abi.percpu + PERCPU_WORD), CPU_SHIFT)
-    place = f.op("add", _address(context, f"table{index}"), f.op("mul", cpu, table.size))
-    hit = _Hit(
-        context=context,
-        probe=emitter.probe,
-        index=index,
-        emitter=emitter,
-        leave=leave,
-        unmeasured=f.op("add", place, TABLE_UNMEASURED),
-    )
-    words = [word for key in table.trigger.keys for word in _words(hit, key)]
-    vals = [_taken(context, _number(hit, val), val) for val in table.trigger.vals]
-    entry = _entry(context, table, place, words, leave)
-    for at, (val, number) in enumerate(zip(table.trigger.vals, vals, strict=True)):
-        _sum_up(context, val, f.op("add", entry, table.vals + _WORD * at), number)
+def _count(hit: _Hit) -> None:
+    f, trigger = hit.context.out, hit.table.trigger
+    words = [word for key in trigger.keys for word in _words(hit, key)]
+    vals = [_taken(hit.context, _number(hit, val), val) for val in trigger.vals]
+    entry = _entry(hit, words)
+    for at, (val, number) in enumerate(zip(trigger.vals, vals, strict=True)):
+        _sum_up(hit.context, val, f.op("add", entry, hit.table.vals + _WORD * at), number)
     # An entry without hits is not looked at: its values come first.
-    _add(context, f.op("add", entry, ENTRY_HITCOUNT), const(1))
+    _add(hit.context, f.op("add", entry, ENTRY_HITCOUNT), const(1))
 
 
 def _address(context: Context, symbol: str) -> Value:
@@ -122,9 +117,10 @@ def _number(hit: _Hit, field: HistField) -> Value:
         return _address(context, f"ip{hit.index}")
     if isinstance(source, Header):
         return _extended(context, hit.emitter.header(source), field)
-    if hit.probe.fetches[source].field.storage is Storage.DURATION:
+    probe = hit.emitter.probe
+    if probe.fetches[source].field.storage is Storage.DURATION:
         return _duration(hit, source)
-    return _extended(context, filters.number(context, hit.probe, source, is_kept=True), field)
+    return _extended(context, filters.number(context, probe, source, is_kept=True), field)
 
 
 def _special(hit: _Hit, source: Special) -> Value:
@@ -136,7 +132,7 @@ def _special(hit: _Hit, source: Special) -> Value:
             return _address(context, f"ip{hit.index}")
         case Special.CALLER if context.returned is not None:
             return context.returned.caller
-        case Special.CALLER | Special.TIMESTAMP | Special.STACK:
+        case Special.CALLER | Special.TIMESTAMP:
             raise TypeError(f"{source} cannot be counted here")
         case _:
             assert_never(source)
@@ -155,12 +151,12 @@ def _duration(hit: _Hit, index: int) -> Value:
     f, context = hit.context.out, hit.context
     is_counter = context.abi.clock is None
     now = f.value("i64", context.code.counter) if is_counter else f.call("clock", ())
-    entered = fetch.value_of(context, hit.probe.fetches[index].operand, "")
+    entered = fetch.value_of(context, hit.emitter.probe.fetches[index].operand, "")
     took = f.op("sub", now, entered)
     none, some = f.label("unmeasured"), f.label("measured")
     f.branch(f.compare("sgt", took, 0), some, none, is_likely=True)
     f.place(none)
-    _add(context, hit.unmeasured, const(1))
+    _add(context, f.op("add", hit.place, TABLE_UNMEASURED), const(1))
     f.jump(hit.leave)
     f.place(some)
     if is_counter:
@@ -187,19 +183,17 @@ def _taken(context: Context, number: Value, field: HistField) -> Value:
             return number
 
 
-def _entry(
-    context: Context, table: HistTable, place: Value, words: list[Value], leave: str
-) -> Value:
+def _entry(hit: _Hit, words: list[Value]) -> Value:
     # Return where the entry of a key is; a new one where there is none. Without room the hit is
     # counted as dropped.
-    f = context.out
+    context, table, f = hit.context, hit.table, hit.context.out
     mark = _hash(context, words)
     found, following = f.label("found"), f.label("following")
     # All bits of a key tell in the topmost ones of a product.
     home = f.op("lshr", mark, _BITS + 1 - table.slots.bit_length())
     with f.count_up(home) as number:
         slot = f.op("mul", f.op("and", number, table.slots - 1), table.entry_size)
-        entry = f.op("add", f.op("add", place, TABLE_HEADER), slot)
+        entry = f.op("add", f.op("add", hit.place, TABLE_HEADER), slot)
         here = f.load(entry)
         same, other, free = (f.label(hint) for hint in ("same", "other", "free"))
         f.branch(f.compare("eq", here, mark), same, other, is_likely=True)
@@ -212,7 +206,7 @@ def _entry(
         f.place(other)
         f.branch(f.compare("eq", here, MARK_FREE), free, following, is_likely=False)
         f.place(free)
-        _claim(context, table, (place, entry), following, leave)
+        _claim(hit, entry, following)
         for at, word in enumerate(words):
             f.put(f.op("add", entry, ENTRY_KEYS + _WORD * at), word)
         for at, val in enumerate(table.trigger.vals):
@@ -238,19 +232,17 @@ def _hash(context: Context, words: list[Value]) -> Value:
     return f.op("or", mixed, MARK_LEAST)
 
 
-def _claim(
-    context: Context, table: HistTable, where: tuple[Value, Value], following: str, leave: str
-) -> None:
+def _claim(hit: _Hit, entry: Value, following: str) -> None:
     # Goes on with an entry that is this hit's own, to be written; to ``following`` where an
     # interrupt was faster.
-    f, (place, entry) = context.out, where
+    f = hit.context.out
     room, full, own, late = (f.label(hint) for hint in ("room", "full", "own", "late"))
-    used = f.op("add", place, TABLE_USED)
-    f.branch(f.compare("ult", f.take(used), table.trigger.size), room, full, is_likely=True)
+    used, size = f.op("add", hit.place, TABLE_USED), hit.table.trigger.size
+    f.branch(f.compare("ult", f.take(used), size), room, full, is_likely=True)
     f.place(full)
     f.increase(used, const(-1))
-    _add(context, f.op("add", place, TABLE_DROPPED), const(1))
-    f.jump(leave)
+    _add(hit.context, f.op("add", hit.place, TABLE_DROPPED), const(1))
+    f.jump(hit.leave)
     f.place(room)
     before = f.exchange(entry, const(MARK_FREE), const(MARK_BUSY))
     f.branch(f.compare("eq", before, MARK_FREE), own, late, is_likely=True)

@@ -82,7 +82,7 @@ def emit_probe(context: Context, probe: Resolved, index: int) -> None:
     if probe.hist is None:
         _emit_record(context, probe, index, leave)
     else:
-        hist.emit(context, emitter, index)
+        hist.emit(emitter, index)
     context.out.jump(leave)
     context.out.place(leave)
     if guarded:

@@ -215,7 +215,8 @@ def allocate(
         undo.callback(free, task, kernel)
         # First, with its mark: a killed tracer's memory is given back only where that is found.
         before = _notes(data_size(len(bases), ring, size.instances))
-        data = _allocate_data(task, kernel, before + NOTES_PAGE + size.patches * UNDO_SIZE)
+        whole = before + NOTES_PAGE + size.patches * UNDO_SIZE
+        data = _allocate_data(task, kernel, whole, "rings")
         note(notes := Addr(data + before), data)
         code = allocate_code(task, kernel, size.code, like=data)
         module_code = allocate_module_code(task, kernel, size.code)
@@ -258,7 +259,9 @@ def grow(injector: CallInjector, kernel: Kernel, arena: Arena, size: ArenaSize) 
             free(task, kernel, [each for each in task.allocations.live if each not in before])
 
         undo.callback(give_new_back)
-        instances = _allocate_data(task, kernel, size.instances) if size.instances else Addr(0)
+        instances = Addr(0)
+        if size.instances:
+            instances = _allocate_data(task, kernel, size.instances, "instances")
         code = allocate_code(task, kernel, size.code, like=arena.data)
         module_code = allocate_module_code(task, kernel, size.code)
         undo.pop_all()
@@ -278,7 +281,7 @@ def allocate_table(injector: CallInjector, kernel: Kernel, size: int) -> Addr:
         TargetError: as for ``allocate``.
     """
     with injector.task() as task:
-        return _allocate_data(task, kernel, size, f"{-(-size // MIB)} MiB of tables")
+        return _allocate_data(task, kernel, size, "tables")
 
 
 def fitting_ring(ram: int, cpus: int) -> int:
@@ -302,12 +305,12 @@ def _notes(end: int) -> int:
     return -(-end // NOTES_PAGE) * NOTES_PAGE
 
 
-def _allocate_data(task: Task, kernel: Kernel, size: int, what: str | None = None) -> Addr:
+def _allocate_data(task: Task, kernel: Kernel, size: int, what: str) -> Addr:
     allocation = Allocation(kind=Kind.DATA, addr=0, size=size)
     function = first_of(kernel, "vzalloc_noprof", "vzalloc")
     return _checked(
         task.call(function, allocation.size, allocates=allocation),
-        what or f"{size // MIB} MiB of rings",
+        f"{-(-size // MIB)} MiB of {what}",
     )
 
 

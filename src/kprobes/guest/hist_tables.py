@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from kprobes.errors import RefusedError
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.rings import MappedRange
-from kprobes.histogram import Histogram, merged
+from kprobes.histogram import Histogram, merged, objects
 from kprobes.model.events import Column
 from kprobes.model.filter import Header
 from kprobes.model.hist import (
     ENTRY_HITCOUNT,
     ENTRY_KEYS,
+    ENTRY_MARK,
+    IDLE,
     MARK_LEAST,
     TABLE_DROPPED,
     TABLE_HEADER,
@@ -35,7 +37,6 @@ from kprobes.units import Addr
 
 _WORD = 8
 _PART = 1 << 20
-_IDLE = b"<idle>"
 Words = NDArray[np.uint64]
 
 
@@ -115,12 +116,12 @@ def _read(table: HistTable, data: NDArray[np.uint8], source: TraceSource) -> His
     header = data[:TABLE_HEADER].view("<u8")
     words = data[TABLE_HEADER:].view("<u8").reshape(table.slots, table.entry_size // _WORD)
     hitcount = words[:, ENTRY_HITCOUNT // _WORD]
-    rows = words[(words[:, 0] >= MARK_LEAST) & (hitcount > 0)]
+    rows = words[(words[:, ENTRY_MARK // _WORD] >= MARK_LEAST) & (hitcount > 0)]
     comms = _comms(rows[:, table.comm // _WORD :]) if table.has_comm else _no_comms(len(rows))
     keys = tuple(_keys(table, rows, source))
     for key, column in zip(table.trigger.keys, keys, strict=True):
         if key.modifier is Modifier.EXECNAME:
-            comms[column == 0] = _IDLE
+            comms[column == 0] = IDLE
     return Histogram(
         trigger=table.trigger,
         source=source,
@@ -146,12 +147,8 @@ def _key(key: HistField, words: Words, source: TraceSource) -> Column:
     if key.kind is not HistKind.TEXT:
         return words[:, 0].copy()
     if key.source is Header.COMM:
-        texts = _comms(words).tolist()
-    else:
-        texts = list(map(Names(source).symbol, words[:, 0].tolist()))
-    found = np.empty(len(texts), object)
-    found[:] = texts
-    return found
+        return objects(_comms(words).tolist())
+    return objects([*map(Names(source).symbol, words[:, 0].tolist())])
 
 
 def _comms(words: Words) -> Column:

@@ -10,14 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kprobes.arch.arch import Arch, Restored
-from kprobes.codegen.compile import (
-    Form,
-    calls_guest,
-    compile_form,
-    needs_frame,
-    recorded,
-    saved_reads,
-)
+from kprobes.codegen.compile import Form, calls_guest, compile_form, needs_frame, saved_reads
 from kprobes.codegen.upcall import compile_upcall
 from kprobes.drain import nothing
 from kprobes.errors import NoRoomError, RefusedError
@@ -521,7 +514,7 @@ class Linker:
 
     def _numbers(self, site: Addr, form: Form) -> dict[str, int]:
         numbers: dict[str, int] = {"site": site}
-        for n, probe in enumerate(recorded(form)):
+        for n, probe in enumerate(form.recorded):
             numbers[f"event{n}"] = probe.layout.event_id
             if probe.hist is not None:
                 numbers[f"ip{n}"] = probe.layout.ip

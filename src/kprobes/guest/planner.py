@@ -378,8 +378,7 @@ class _Change:
         if probe is None:
             state.waiting[single.event_id] = single
             return
-        counted = with_hist(probe, self._options.trigger)
-        found = with_filter(counted, self._guest, self._tasks)
+        found = with_filter(with_hist(probe, self._options.trigger), self._guest, self._tasks)
         table, dirty = self._table(single)
         at, placed = probe.layout.ip, (single.sequence, found)
         others = table.get(at, ())

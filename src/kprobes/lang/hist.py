@@ -30,7 +30,6 @@ from kprobes.model.hist import (
     KnownFields,
     Modifier,
     SortKey,
-    Special,
 )
 
 _PREFIX = "hist:"
@@ -173,7 +172,7 @@ class _Reader:
             words.remove("hitcount")
         vals = tuple(self._field(word, allowed=_OF_VALS) for word in words)
         for word, val in zip(words, vals, strict=True):
-            if val.kind is HistKind.TEXT or val.source is Special.STACK:
+            if val.kind is HistKind.TEXT:
                 raise self._error(HistCode.BAD_VAL, word, "only numbers can be summed up")
         own = [val for val in vals if val.modifier not in OWN_MODIFIERS]
         if len(own) > MAX_VALS:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from kprobes.units import Addr
+from kprobes.units import Addr, signed
 
 CPU_SHIFT = 48
 """The reservation word is ``cpu << 48 | position``."""
@@ -184,15 +184,10 @@ class Template(Struct, frozen=True, kw_only=True):
             field, start = relocation.field, relocation.offset
             place = base + start if field.is_relative else 0
             # Kernel addresses are negative numbers to an instruction's four bytes.
-            value = _signed(values[relocation.symbol] + relocation.addend - place)
+            value = signed(values[relocation.symbol] + relocation.addend - place)
             end = start + field.size
             try:
                 code[start:end] = field.put(bytes(code[start:end]), value)
             except ValueError as e:
                 raise ValueError(f"{relocation.symbol}: {e}") from e
         return bytes(code)
-
-
-def _signed(value: int) -> int:
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value

@@ -22,12 +22,15 @@ MAX_TEXT = 255
 """Bytes of a text that is a key: MAX_FILTER_STR_VAL without the NUL."""
 
 
+IDLE = b"<idle>"
+"""What kernels name the task that has no pid."""
+
+
 class Special(StrEnum):
     """What is no field of an event; the value is the kernel's name, but for the last ones."""
 
     HITCOUNT = "hitcount"
     TIMESTAMP = "common_timestamp"
-    STACK = "common_stacktrace"
     CALLER = "__probe_ret_ip"
     FUNCTION = "function"
     """Ours: the probed function, by its address."""
@@ -53,8 +56,6 @@ class Modifier(StrEnum):
     SYM = "sym"
     SYM_OFFSET = "sym-offset"
     EXECNAME = "execname"
-    SYSCALL = "syscall"
-    STACKTRACE = "stacktrace"
     LOG2 = "log2"
     BUCKETS = "buckets"
     USECS = "usecs"

@@ -190,10 +190,10 @@ class StubRegisters:
         # On x86 QEMU looks up a segment whose selector changes in the guest's tables, and leaves it
         # as it was where these are not mapped: x86_cpu_gdb_load_seg(). CR3 comes after the segments
         # in the packet, and what was written may have one that leads nowhere here: it goes first.
-        description = self.description
-        before = decode_registers(description, replaced)
-        tables = {name: before[name] for name in _PAGING if name in before}
-        for packet in (encode_registers(description, written, tables), replaced):
+        before = decode_registers(self.description, replaced)
+        paging = {name: before[name] for name in _PAGING if name in before}
+        packets = [encode_registers(self.description, written, paging)] if paging else []
+        for packet in (*packets, replaced):
             check_ok(self._wire.ask(b"G" + packet), f"registers of vCPU {cpu}, put back")
 
     def _all(self, cpu: int) -> bytes:

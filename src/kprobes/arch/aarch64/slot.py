@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from kprobes.arch.aarch64.decode import Flow, Instruction
 from kprobes.arch.aarch64.insn import LINK, SIZE, SP_OR_ZR, Kind, code_of, target_register
 from kprobes.errors import RefusedError
-from kprobes.units import U64, Addr
+from kprobes.units import Addr, signed
 
 MAX_SIZE = 24
 """Bytes that a slot needs at most."""
@@ -79,7 +79,7 @@ def branch(at: Addr, target: Addr) -> bytes:
     Raises:
         RefusedError: it is further away than 128 MB.
     """
-    distance = _signed(target - at)
+    distance = signed(target - at)
     if distance not in _REACH:
         raise RefusedError(f"a slot at {at:#x} is too far from {target:#x}")
     return code_of(_B | distance // SIZE & 0x3FFFFFF)
@@ -102,7 +102,7 @@ def set_register(register: int, value: int, at: Addr) -> bytes:
 
     Nothing else changes, flags included.
     """
-    pages = _signed((value & ~(_PAGE - 1)) - (at & ~(_PAGE - 1))) // _PAGE
+    pages = signed((value & ~(_PAGE - 1)) - (at & ~(_PAGE - 1))) // _PAGE
     if pages not in _PAGES:
         return _moves(register, value)
     adrp = _ADRP | (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5 | register
@@ -169,11 +169,6 @@ def _literal(instruction: Instruction, at: Addr) -> bytes:
 def _nothing(instruction: Instruction, at: Addr) -> bytes:
     del instruction, at
     return b""
-
-
-def _signed(distance: int) -> int:
-    distance &= U64
-    return distance - (distance >> 63 << 64)
 
 
 _BODIES: Mapping[Kind, Callable[[Instruction, Addr], bytes]] = {

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from kprobes.arch.insn import Flow
 from kprobes.model.kernel import TextPart
-from kprobes.units import U64, Addr
+from kprobes.units import Addr, signed
 
 MAX_SIZE = 15
 """Bytes of the longest instruction."""
@@ -200,14 +200,14 @@ def _lea(decoded: Decoded, before: Stack) -> Stack:
     held = _held(decoded.memory_base, before)
     if held is None or decoded.memory_index != Register.NONE:
         return _set(decoded, before, None)
-    return _set(decoded, before, held - _signed(decoded.memory_displacement))
+    return _set(decoded, before, held - signed(decoded.memory_displacement))
 
 
 def _add(decoded: Decoded, before: Stack) -> Stack:
     held = _held(decoded.op0_register, before)
     if held is None or decoded.op1_kind not in _IMMEDIATES:
         return _set(decoded, before, None)
-    by = _signed(decoded.immediate(1) & U64)
+    by = signed(decoded.immediate(1))
     return _set(decoded, before, held - by if decoded.mnemonic == Mnemonic.ADD else held + by)
 
 
@@ -235,10 +235,6 @@ def _set(decoded: Decoded, before: Stack, value: int | None) -> Stack:
             return before._replace(frame=None)
         case _:
             return before._replace(depth=None)
-
-
-def _signed(value: int) -> int:
-    return value - (value >> 63 << 64)
 
 
 # They set it without naming it in front.
