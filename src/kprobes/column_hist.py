@@ -18,7 +18,16 @@ from kprobes.lang.hist import parse_hist
 from kprobes.model.codes import HistCode, hist_error
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.filter import Header
-from kprobes.model.hist import IDLE, MAX_TEXT, HistField, HistKind, HistTrigger, Modifier, Special
+from kprobes.model.hist import (
+    IDLE,
+    MAX_STACK,
+    MAX_TEXT,
+    HistField,
+    HistKind,
+    HistTrigger,
+    Modifier,
+    Special,
+)
 from kprobes.model.resolved import RecordLayout, Storage
 from kprobes.resolve.hist import known_fields
 from kprobes.sinks.names import Names, TraceSource
@@ -27,6 +36,8 @@ Groups = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _COMM_DTYPE = np.dtype("S16")
+_TEXTUAL = (HistKind.TEXT, HistKind.STACK)
+_STACK_SIZE = 8 * MAX_STACK
 
 
 class ColumnHist:
@@ -145,7 +156,7 @@ class ColumnHist:
 
     def _codes(self, batch: Batch, key: HistField) -> Numbers:
         # A text is a number that it has for good.
-        if key.kind is not HistKind.TEXT:
+        if key.kind not in _TEXTUAL:
             return _taken(_number(batch, key), key)
         if not isinstance(key.source, int):
             return self._texts.of_comms(batch.comm)
@@ -153,6 +164,8 @@ class ColumnHist:
         match batch.layout.fields[key.source].storage:
             case Storage.NUMBER:
                 return self._texts.of_numbers(values, self._names.symbol)
+            case Storage.STACK:
+                return self._texts.of(objects([stack[:_STACK_SIZE] for stack in values.tolist()]))
             case _:
                 return self._texts.of(values)
 
@@ -350,7 +363,7 @@ class _Table:
         names = objects(texts.names)
         columns = np.array([*self._rows], np.uint64).reshape(-1, len(self.trigger.keys)).T
         keys = (
-            names[codes.astype(np.int64)] if key.kind is HistKind.TEXT else codes.copy()
+            names[codes.astype(np.int64)] if key.kind in _TEXTUAL else codes.copy()
             for key, codes in zip(self.trigger.keys, columns, strict=True)
         )
         return Histogram(

@@ -162,6 +162,8 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         field, key, names = self.trigger.keys[at], self.keys[at], Names(self.source)
         if field.kind is HistKind.TEXT:
             return objects([valid_text(value) for value in key.tolist()])
+        if field.kind is HistKind.STACK:
+            return objects([valid_text(names.stack_text(value)) for value in key.tolist()])
         match field.modifier:
             case Modifier.EXECNAME:
                 pairs = zip(map(valid_text, self.comms.tolist()), key.tolist(), strict=True)
@@ -298,7 +300,9 @@ def _entries(histogram: Histogram, names: Names) -> Iterator[bytes]:
             _key(field, column[at], comms[at], names)
             for field, column in zip(trigger.keys, columns, strict=True)
         )
-        line = b"{ %b }" % b", ".join(keys)
+        # A stack ends with a line feed, and with no blank.
+        text = b", ".join(keys)
+        line = b"{ %b}" % text if text.endswith(b"\n") else b"{ %b }" % text
         if trigger.has_hitcount:
             line += b" hitcount: %10d" % hitcount
         yield line + b"".join(b" " + column[at] for column in vals) + b"\n"
@@ -307,7 +311,7 @@ def _entries(histogram: Histogram, names: Names) -> Iterator[bytes]:
 def _key(field: HistField, value: int | bytes, comm: bytes, names: Names) -> bytes:
     name = _bytes(field.name)
     if isinstance(value, bytes):
-        return b"%b: %-50b" % (name, value.partition(b"\0")[0])
+        return _text(field, value, names)
     match field.modifier:
         case Modifier.HEX:
             return b"%b: %x" % (name, value)
@@ -323,6 +327,14 @@ def _key(field: HistField, value: int | bytes, comm: bytes, names: Names) -> byt
             return b"%b: ~ %d-%d" % (name, value, value + field.width - 1 & U64)
         case _:
             return b"%b: %10d" % (name, value)
+
+
+def _text(field: HistField, value: bytes, names: Names) -> bytes:
+    if field.kind is HistKind.TEXT:
+        return b"%b: %-50b" % (_bytes(field.name), value.partition(b"\0")[0])
+    # As the kernel's hist_trigger_stacktrace_print.
+    head = _bytes(f"{field.name}:\n" if field.modifier is None else field.text)
+    return head + b"".join(b"         %b\n" % frame for frame in names.stack(value))
 
 
 def symbol_name(addr: int, names: Names) -> bytes:

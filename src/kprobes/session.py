@@ -127,13 +127,14 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """The memory, names and types as they are now, or NotSupportedError without handlers."""
         return self.handlers.live
 
-    def probe(
+    def probe(  # noqa: PLR0913 - what a command line says of a definition
         self,
         text: str,
         *,
         filter: str | None = None,
         duration: bool = False,
         exits: bool = False,
+        stacktrace: bool = False,
         enabled: bool = True,
     ) -> TraceProbe:
         """Define events, which recordings arm as long as they are enabled, and return them.
@@ -142,8 +143,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
 
         A text is what is written to the kernel's ``kprobe_events``: a definition may join an event
         that is there already, and then is enabled as that is, and ``-:EVENT`` takes one away. If
-        anything is wrong, all stays. While a recording runs this changes what is recorded, and all
-        others go on.
+        anything is wrong, all stays. While a recording runs this changes what is recorded.
 
         Args:
             text: definitions and deletions, one per line.
@@ -152,6 +152,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
                 those of an event that is there already keep its filter.
             duration: whether events of returns have a field ``duration``, the ns of the call.
             exits: whether they have a field ``exit``, the instruction by which it was left.
+            stacktrace: whether events have ``common_stacktrace``, the kernel's stack at the hit.
             enabled: whether their events are enabled at once.
 
         Raises:
@@ -159,7 +160,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
             RefusedError: a function cannot be probed, or what goes is being recorded (EBUSY).
         """
         self._check_open()
-        fields = SyntheticFields(duration=duration, exit=exits)
+        fields = SyntheticFields(duration=duration, exit=exits, stacktrace=stacktrace)
         statements = with_synthetic_fields(self.driver.parse(text), fields)
         return self._events.define(statements, is_enabled=enabled, filter=filter)
 

@@ -273,6 +273,9 @@ def _halved(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.append(counts[::2] + counts[1::2], np.zeros(_SLOTS // 2, np.int64))
 
 
+_TEXTS = (Storage.STRING, Storage.COMM, Storage.STACK)
+
+
 class FieldStatistics:
     """Of one field's values; those of an array count one by one.
 
@@ -289,7 +292,7 @@ class FieldStatistics:
         self.name, self.type = field.name, field.type
         self.is_duration = field.storage is Storage.DURATION
         self.faulted = 0
-        is_text = field.storage in (Storage.STRING, Storage.COMM) or _name_of(field, names)
+        is_text = field.storage in _TEXTS or _name_of(field, names)
         self.numbers = None if is_text else Distribution(is_signed=field.is_signed)
         self.texts = FrequentValues()
 
@@ -303,10 +306,13 @@ class FieldStatistics:
             names: of the kernel that they are of.
         """
         values, faulted = batch.values[index], batch.faulted[index]
-        if field.storage in (Storage.STRING, Storage.COMM):
+        if field.storage in _TEXTS:
             counts: Counter[bytes | None] = Counter(values.ravel().tolist())
             self.faulted += counts.pop(None, 0)
-            self.texts.add({text: count for text, count in counts.items() if text is not None})
+            known = {text: count for text, count in counts.items() if text is not None}
+            is_stack = field.storage is Storage.STACK
+            named = {names.stack_text(s): n for s, n in known.items()} if is_stack else known
+            self.texts.add(named)
             return
         if faulted is not None and faulted.any():
             self.faulted += int(np.count_nonzero(faulted))

@@ -176,6 +176,8 @@ def _text(field: Field, value: Any, names: Names) -> str:
     match value:
         case None:
             return ""
+        case bytes() if field.storage is Storage.STACK:
+            return _visible(names.stack_text(value))
         case bytes():
             return _visible(value)
         case np.ndarray():

@@ -18,6 +18,7 @@ from kprobes.model.abi import (
     PERCPU_LOST,
     PERCPU_WORD,
     SLACK,
+    WALK_STACK,
     GuestAbi,
     Readers,
     TaskAbi,
@@ -71,6 +72,7 @@ ABI = GuestAbi(
         copy_user=Addr(READERS + 16),
         string_kernel=Addr(READERS + 32),
         string_user=Addr(READERS + 48),
+        walk_stack=Addr(READERS + 80),
     ),
     percpu=0x3C000,
     missed=Addr(MISSED),
@@ -109,7 +111,8 @@ def make_probe(
     text: str, filter_text: str = "", *, event_id: int = 1, addr: int = SITE
 ) -> Resolved:
     """Resolve a definition on a function ``f``, with a filter if there is one."""
-    kernel = replace(make_kernel([symbol("f", addr)]), arch="aarch64")
+    symbols = [symbol("f", addr), symbol(WALK_STACK, TEXT)]
+    kernel = replace(make_kernel(symbols), arch="aarch64")
     definition = parse(text, registers=AARCH64.registers)
     probe = resolve(definition, kernel, AARCH64, event_id=event_id, locate=lambda s: s.addr)
     if not filter_text:
@@ -138,7 +141,7 @@ class Arm64Machine:
         self.abi = abi
         self.random = Random(seed)
         self.loaded: list[Loaded] = []
-        self.cpu = Cpu(_REGIONS, [*range(READERS, READERS + 80, 16)], ARM64)
+        self.cpu = Cpu(_REGIONS, [*range(READERS, READERS + 96, 16)], ARM64)
         self.readers = ReaderCode(self.cpu, abi, self.must_be_guarded, seed, CALLS)
         if is_watched:
             self.cpu.watch(CODE, CODE + CODE_SIZE)
@@ -207,6 +210,7 @@ class Arm64Machine:
             "copy_user": readers.copy_user,
             "string_kernel": readers.string_kernel,
             "string_user": readers.string_user,
+            "walk_stack": readers.walk_stack,
             "site": site,
             "clock": CLOCK,
             **{f"event{n}": probe.layout.event_id for n, probe in enumerate(probes)},

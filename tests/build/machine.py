@@ -68,6 +68,7 @@ ABI = GuestAbi(
         copy_user=Addr(READERS + 16),
         string_kernel=Addr(READERS + 32),
         string_user=Addr(READERS + 48),
+        walk_stack=Addr(READERS + 80),
     ),
     percpu=0x3C000,
     missed=Addr(MISSED),
@@ -155,7 +156,7 @@ class Machine:
         self.abi = abi
         self.random = Random(seed)
         self.loaded: list[Loaded] = []
-        self.cpu = Cpu(_REGIONS, [*range(READERS, READERS + 80, 16)])
+        self.cpu = Cpu(_REGIONS, [*range(READERS, READERS + 96, 16)])
         self.readers = ReaderCode(self.cpu, abi, self.must_be_guarded, seed)
         if is_watched:
             self.cpu.watch(CODE, CODE + CODE_SIZE)
@@ -273,6 +274,7 @@ class Machine:
             "copy_user": readers.copy_user,
             "string_kernel": readers.string_kernel,
             "string_user": readers.string_user,
+            "walk_stack": readers.walk_stack,
             "site": probes[0].layout.ip,
             "clock": CLOCK,
             **events,

@@ -1,6 +1,7 @@
 """The guest's functions that probes call, for the emulated CPU: readers as in mm/maccess.c."""
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from random import Random
 
 from msgspec import Struct
@@ -20,36 +21,43 @@ class Calls(Struct, frozen=True):
         changed: registers that a function may change, that of the result last.
         flags: the flags register, and what of it.
         link: where the return address is; on the stack where there is no register.
+        words: of pt_regs, and which of them is the instruction pointer.
     """
 
     arguments: tuple[str, ...]
     changed: tuple[str, ...]
     flags: tuple[str, int]
     link: str | None
+    words: tuple[int, int]
 
 
 X86 = Calls(
-    ("di", "si", "dx"),
+    ("di", "si", "dx", "cx"),
     ("cx", "dx", "si", "di", "r8", "r9", "r10", "r11", "ax"),
     ("flags", 0x8D5),
     None,
+    (21, 16),
 )
 ARM64 = Calls(
-    ("x0", "x1", "x2"),
+    ("x0", "x1", "x2", "x3"),
     (*(f"x{n}" for n in range(1, 19)), "x0"),
     ("pstate", 0xF << 28),
     "x30",
+    (34, 32),
 )
 
 
 class Readers:
-    """The four readers and the clock; they change every register that a C function may change.
+    """The readers, the unwinder and the clock; they change every register that a C function may.
 
     Attributes:
         calls: (name, source, size) of every call.
         has_old_quirks: whether they are those of before v6.2: a string that faults puts a NUL in
             front of where it stopped, and an empty user string has length 0.
         inside: called in the middle of every call.
+        stack: what the unwinder finds, after where the hit is.
+        walks: of every call of it the words of pt_regs, how many addresses there is room for, and
+            how many to skip.
         time: what the guest's clock said last.
     """
 
@@ -75,23 +83,39 @@ class Readers:
             int(readers.string_kernel): "string_kernel",
             int(readers.string_user): "string_user",
         }
+        self._walker = int(readers.walk_stack)
+        self.stack: Sequence[int] = range(0xFFFF_FFFF_8100_0000, 0xFFFF_FFFF_8100_0070, 16)
+        self.walks: list[tuple[tuple[int, ...], int, int]] = []
         self._clock = abi.clock
         self.time = 1000
 
     def __contains__(self, pc: int) -> bool:
-        return pc in self._names or pc == self._clock
+        return pc in self._names or pc in (self._clock, self._walker)
 
     def run(self, pc: int) -> int:
         """Do what the reader at an address does, and return where its caller goes on."""
         if pc == self._clock:
             self.time += 1
             return self._return(self.time)
-        cpu, name = self._cpu, self._names[pc]
-        target, source, size = (cpu.register(register) for register in self._how.arguments)
+        cpu = self._cpu
         assert cpu.register("sp") % (16 if self._how.link else 8) == 0
+        given = [cpu.register(register) for register in self._how.arguments]
+        if pc == self._walker:
+            return self._walk(*given)
+        name, (target, source, size, _) = self._names[pc], given
         self.calls.append((name, source, size))
         cpu.aside(self.inside)
         return self._return(self._result(name, target, source, size))
+
+    def _walk(self, regs: int, target: int, size: int, skipped: int) -> int:
+        # stack_trace_save_regs: the upper half of what it returns is whatever it is.
+        count, place = self._how.words
+        words = struct.unpack(f"<{count}Q", self._cpu.read(regs, 8 * count))
+        self.walks.append((words, size, skipped))
+        self._cpu.aside(self.inside)
+        found = [words[place], *self.stack][skipped : skipped + size]
+        self._cpu.store(target, struct.pack(f"<{len(found)}Q", *found))
+        return self._return(self._random.getrandbits(32) << 32 | len(found))
 
     def _result(self, name: str, target: int, source: int, size: int) -> int:
         is_user = name.endswith("user")

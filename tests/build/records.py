@@ -115,6 +115,10 @@ def _one(data: bytes, layout: RecordLayout, field: Field, place: int) -> One:
             length, offset = number >> 16, number & 0xFFFF
             assert layout.size <= offset <= offset + length <= len(data)
             return data[offset : offset + length] if length else None
+        case Storage.STACK:
+            length, offset = number >> 16, number & 0xFFFF
+            assert layout.size <= offset <= offset + length <= len(data)
+            return data[offset : offset + length]
         case Storage.NUMBER | Storage.DURATION:
             return number
 

@@ -1,6 +1,7 @@
 """Record that a hit must leave, computed in plain Python from registers and memory."""
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from msgspec.structs import replace
@@ -53,12 +54,19 @@ def _field(machine: Machine, fetch: FieldFetch, at: tuple[Resolved, State]) -> V
             return machine.cpu.read(TASK + COMM, 16)
         case Storage.TEXT:
             return field.text
+        case Storage.STACK:
+            return packed([at[0].layout.ip, *machine.readers.stack])
         case Storage.STRING if field.count is None:
             return _string(machine, fetch.operand, at)
         case Storage.STRING:
             return _strings(machine, fetch.operand, field.count or 0, at)
         case Storage.NUMBER | Storage.DURATION:
             return _numbers(machine, fetch, at)
+
+
+def packed(addresses: Sequence[int]) -> bytes:
+    """Return a stack as a record has it."""
+    return struct.pack(f"<{len(addresses)}Q", *addresses)
 
 
 def header(machine: Machine, state: State, *, preempt_count: int) -> tuple[int, int, bytes]:

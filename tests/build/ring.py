@@ -57,7 +57,7 @@ def make_layout(
     Types are ``u8[3]``, ``string``, ...; ``comm`` for $comm, ``text=WORDS`` for an immediate
     string, ``duration`` for the time since the entry.
     """
-    is_dynamic = any(_storage(kind) is Storage.STRING for kind in types)
+    is_dynamic = any(_storage(kind) in (Storage.STRING, Storage.STACK) for kind in types)
     header = HEADER + 8 * has_caller
     faults_offset = header + 8 * is_dynamic if can_fault else None
     offset = header + 8 * is_dynamic + 8 * can_fault * (1 + max(len(types) - 1, 0) // 64)
@@ -97,7 +97,7 @@ def record(hit: Hit, position: int, *, is_committed: bool = True) -> bytes:
         struct.pack_into("<I", out, layout.size_offset, len(out))
     at = layout.size
     for item, value in zip(layout.fields, hit.values, strict=True):
-        if item.storage is Storage.STRING:
+        if item.storage in (Storage.STRING, Storage.STACK):
             at = _write_locations(out, item, value, at)
         elif item.storage in (Storage.NUMBER, Storage.DURATION):
             _write_number(out, layout, item, value)
@@ -190,7 +190,12 @@ def _field(name: str, kind: str, index: int, offset: int) -> Field:
 
 def _storage(kind: str) -> Storage:
     base = kind.partition("[")[0].partition("=")[0]
-    named = {"comm": Storage.COMM, "text": Storage.TEXT, "duration": Storage.DURATION}
+    named = {
+        "comm": Storage.COMM,
+        "text": Storage.TEXT,
+        "duration": Storage.DURATION,
+        "stacktrace": Storage.STACK,
+    }
     return named.get(base, Storage.STRING if base.endswith("string") else Storage.NUMBER)
 
 
@@ -198,7 +203,7 @@ def _size(base: str) -> int:
     match _storage(base):
         case Storage.COMM | Storage.TEXT:
             return 0
-        case Storage.STRING:
+        case Storage.STRING | Storage.STACK:
             return 4
         case Storage.DURATION:
             return 8
@@ -214,19 +219,23 @@ def _elements(value: Value) -> tuple[One, ...]:
 def _strings(hit: Hit) -> bytes:
     pairs = zip(hit.layout.fields, hit.values, strict=True)
     return b"".join(
-        value + b"\0"
+        _stored(item, value)
         for item, values in pairs
         for value in _elements(values)
-        if item.storage is Storage.STRING and isinstance(value, bytes)
+        if item.storage in (Storage.STRING, Storage.STACK) and isinstance(value, bytes)
     )
+
+
+def _stored(item: Field, value: bytes) -> bytes:
+    return value + b"\0" if item.storage is Storage.STRING else value
 
 
 def _write_locations(out: bytearray, item: Field, values: Value, at: int) -> int:
     for number, value in enumerate(_elements(values)):
         if isinstance(value, bytes):
-            location = (len(value) + 1) << 16 | at
-            struct.pack_into("<I", out, item.offset + 4 * number, location)
-            at += len(value) + 1
+            size = len(_stored(item, value))
+            struct.pack_into("<I", out, item.offset + 4 * number, size << 16 | at)
+            at += size
     return at
 
 

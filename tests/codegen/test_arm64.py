@@ -27,6 +27,7 @@ KINDS = (
     "p f a=$arg1 b=$arg8 c=%x19 d=%lr e=%pc f=%sp g=$stack0",
     "p f a=+0($arg1):u32 s=+0($arg1):string",
     "p f s=+0($arg2):ustring t=$comm",
+    "p f st=$stacktrace s=+0($arg1):string",
 )
 DEAD = {f"x{n}" for n in range(9, 18)}
 ARITHMETIC = 0xF << 28

@@ -14,6 +14,7 @@ TEXTS = [
     "p f a=%bx b=%si",
     "p f a=+0($arg1):u8 b=$arg1",
     "p f s=+0($arg1):string b=$arg1",
+    "p f st=$stacktrace b=$arg1",
 ]
 ROOMS = [1 << 15, 0]
 

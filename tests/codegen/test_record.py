@@ -10,8 +10,8 @@ from kprobes.arch.x86_64.arch import X86_64
 from kprobes.codegen import llvm
 from kprobes.codegen.compile import Form, module_text
 from kprobes.codegen.object import read_template
-from kprobes.model.abi import CPU_SHIFT, MAX_STRING, PERCPU_SIZE, SLACK, GuestAbi
-from kprobes.model.resolved import COMMIT, COUNTER, HEADER
+from kprobes.model.abi import CPU_SHIFT, MAX_DEPTH, MAX_STRING, PERCPU_SIZE, SLACK, GuestAbi
+from kprobes.model.resolved import COMMIT, COUNTER, HEADER, Storage
 from kprobes.units import Addr
 from tests.build import reference
 from tests.build.cpu import Write
@@ -33,7 +33,12 @@ from tests.build.machine import (
 )
 from tests.build.records import records
 
-KINDS = ["p f a=$arg1 b=$arg2:u8", "p f a=%bx s=+0($arg1):string", "p f a=+0($arg1) b=+0(%bp):u8"]
+KINDS = [
+    "p f a=$arg1 b=$arg2:u8",
+    "p f a=%bx s=+0($arg1):string",
+    "p f a=+0($arg1) b=+0(%bp):u8",
+    "p f s=+0($arg1):string st=$stacktrace",
+]
 COUNTS = [0, 1, 0xFE, SOFTIRQ, 0x200, HARDIRQ, HARDIRQ | SOFTIRQ, NMI | HARDIRQ, 0x12303]
 
 
@@ -288,7 +293,9 @@ def test_nothing_is_written_but_what_the_record_needs() -> None:
 def reserved(loaded: Loaded) -> int:
     """Bytes that a hit reserves."""
     layout = loaded.probes[0].layout
-    return layout.size + MAX_STRING * sum(field.size == 4 for field in layout.fields)
+    kinds = [field.storage for field in layout.fields]
+    strings, stacks = kinds.count(Storage.STRING), kinds.count(Storage.STACK)
+    return layout.size + MAX_STRING * strings + 8 * MAX_DEPTH * stacks
 
 
 def assert_at_rest(machine: Machine) -> None:

@@ -29,6 +29,7 @@ LAYOUTS = (
     make_layout(8, has_caller=True),
     make_layout(9, ("s64", "duration", "symbol"), has_caller=True),
     make_layout(10, ("string", "u8", "duration"), can_fault=True, has_caller=True),
+    make_layout(11, ("string", "stacktrace", "u16", "stacktrace"), can_fault=True),
     make_layout(65535, ("comm", "s8")),
 )
 SHAPES = Shapes(LAYOUTS)
@@ -116,9 +117,13 @@ def _reference_one(data: bytes, field: Field, place: int, comm: bytes) -> One:
         case Storage.STRING:
             start, size = number & 0xFFFF, number >> 16
             return data[start : start + size - 1] if size else None
+        case Storage.STACK:
+            start, size = number & 0xFFFF, number >> 16
+            return data[start : start + size // 8 * 8]
 
 
 TEXT = st.binary(max_size=40).map(lambda b: b.replace(b"\0", b"-"))
+STACK = st.lists(st.binary(min_size=8, max_size=8), max_size=5).map(b"".join)
 COMM = st.binary(max_size=15).map(lambda b: b.replace(b"\0", b"-"))
 
 
@@ -140,6 +145,8 @@ def values_for(layout: RecordLayout) -> st.SearchStrategy[tuple[Value, ...]]:
             case Storage.STRING:
                 text = TEXT | st.none()
                 return text if field.count is None else st.tuples(*[text] * field.count)
+            case Storage.STACK:
+                return STACK
 
     return st.tuples(*map(value, layout.fields))
 

@@ -408,6 +408,7 @@ class Arch(Struct, frozen=True, kw_only=True):
         registers: every name that ``%NAME`` accepts.
         arguments: registers of a function's first arguments, in order.
         passed: sizes of a function's parameters to where their arguments are.
+        unwound: registers, by name, from which the kernel's unwinder walks a stack.
         hit_shift: what a handler before an instruction sees as ``ip``, less the probe's address.
         show: (values of all registers, place of the instruction pointer) to the kernel's own text.
         constants: registers whose value at an ftrace site is known, by name.
@@ -429,6 +430,7 @@ class Arch(Struct, frozen=True, kw_only=True):
     registers: tuple[str, ...]
     arguments: tuple[str, ...]
     passed: Callable[[Sequence[int]], Sequence[Passed]]
+    unwound: tuple[str, ...]
     hit_shift: int
     show: Callable[[Mapping[str, int], str], str]
     constants: Mapping[str, int]

@@ -85,7 +85,9 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
     terms = Terms(
         strategy=options.strategy(args),
         return_method=options.return_method(args),
-        synthetic_fields=SyntheticFields(duration=args.call_duration, exit=args.exits),
+        synthetic_fields=SyntheticFields(
+            duration=args.call_duration, exit=args.exits, stacktrace=options.has_stacks(args)
+        ),
     )
     if args.image is not None:
         yield checker_of_image(args.image, terms)

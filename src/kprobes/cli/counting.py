@@ -57,7 +57,7 @@ def add_by(parser: argparse.ArgumentParser, default: str) -> None:
         "--by",
         type=words,
         metavar="KEY,...",
-        help="comm, pid, cpu, function, or an argument of the definition, as `flags` or "
+        help="comm, pid, cpu, function, stack, or an argument of the definition, as `flags` or "
         f"`size.log2`; up to three (default: {default})",
     )
 
@@ -122,6 +122,8 @@ def run(args: argparse.Namespace, out: BinaryIO, counting: Counting) -> int:
     """
     if args.top is not None and args.format == "hist":
         raise UsageError("--top is not for --format hist, which is the whole table")
+    if "stack" in (args.by or ()):
+        args.option = [options.STACKTRACE_OPTION]
     if args.print_trigger:
         write_text(out, f"{counting.trigger}\n")
         return 0

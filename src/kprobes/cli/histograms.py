@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any, BinaryIO
 
 from kprobes.cli.counting import Counting, Shown
@@ -19,7 +20,7 @@ from kprobes.column_hist import ColumnHist
 from kprobes.errors import TargetError
 from kprobes.histogram import Histogram, symbol_name
 from kprobes.model.events import Events
-from kprobes.model.hist import HistField, HistKind, Modifier
+from kprobes.model.hist import HistField, HistKind, HistTrigger, Modifier
 from kprobes.model.visible import visible
 from kprobes.sinks.names import Names, TraceSource
 from kprobes.units import U64, signed
@@ -140,6 +141,8 @@ def _key_texts(histogram: Histogram, at: int, names: Names) -> list[str]:
     values = histogram.keys[at].tolist()
     if field.kind is HistKind.TEXT:
         return [text_of(value, "comm" if field.name == "comm" else "string") for value in values]
+    if field.kind is HistKind.STACK:
+        return [_decoded(names.stack_text(stack)) for stack in values]
     if field.modifier is Modifier.EXECNAME:
         pairs = zip(histogram.comms.tolist(), values, strict=True)
         return [f"{_decoded(comm)}[{pid}]" for comm, pid in pairs]
@@ -276,10 +279,22 @@ def _table(histogram: Histogram, names: Names, top: int | None) -> str:
     keys = [_key_texts(shown, at, names) for at in range(len(trigger.keys))]
     hits = [f"{each:,}" for each in shown.hitcount.tolist()]
     shares = [share_text(each, whole) for each in shown.hitcount.tolist()]
-    rows = [head, *map(list, zip(hits, shares, *vals, *keys, strict=True))]
+    rows = [head]
+    for hit, share, *others in zip(hits, shares, *vals, *keys, strict=True):
+        rows += _with_frames(trigger, [hit, share, *others])
     text = aligned(right(rows, range(count)))
     rest = len(histogram) - len(shown)
     return text + (f"... and {rest:,} more\n" if rest else "")
+
+
+def _with_frames(trigger: HistTrigger, row: list[str]) -> Iterator[list[str]]:
+    # A stack takes as many lines as it has frames.
+    first = len(row) - len(trigger.keys)
+    cells = [[cell] for cell in row]
+    for at, key in enumerate(trigger.keys, first):
+        if key.kind is HistKind.STACK:
+            cells[at] = row[at].split(" <- ")
+    yield from map(list, zip_longest(*cells, fillvalue=""))
 
 
 def _value_texts(histogram: Histogram, at: int) -> list[str]:

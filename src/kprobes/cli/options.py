@@ -280,6 +280,22 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="tell how long calls took: a field `duration` of every return",
     )
+    parser.add_argument(
+        "-O",
+        "--option",
+        action="append",
+        choices=(STACKTRACE_OPTION,),
+        metavar="NAME",
+        help="the kernel's trace option NAME: stacktrace, the kernel's stack of every event",
+    )
+
+
+STACKTRACE_OPTION = "stacktrace"
+
+
+def has_stacks(args: argparse.Namespace) -> bool:
+    """Whether events are to have the kernel's stack."""
+    return STACKTRACE_OPTION in (args.option or ())
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
@@ -437,6 +453,7 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
     "returns": ("auto", "--returns"),
     "exits": (False, "--exits"),
     "call_duration": (False, "--call-duration"),
+    "option": (None, "-O"),
     "boot": (False, "--boot"),
     "until_panic": (None, "--until-panic"),
     "wait": (False, "--wait"),

@@ -19,7 +19,7 @@ from kprobes.cli.control import Control
 from kprobes.cli.counting import Counting
 from kprobes.cli.definitions import Script
 from kprobes.cli.files import report_ready
-from kprobes.cli.options import is_host, limits, return_method, return_option, strategy
+from kprobes.cli.options import has_stacks, is_host, limits, return_method, return_option, strategy
 from kprobes.cli.output import LimitSink, NoEvents, Output, open_output
 from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import BootWait, WaitedError, check_options, opened, opened_host
@@ -339,7 +339,13 @@ def _define(
         pids=args.pid or (), comms=args.comm or (), tgids=args.tgid or (), follow=args.follow
     )
     for text, filter_text in texts:
-        session.probe(text, filter=filter_text, duration=args.call_duration, exits=args.exits)
+        session.probe(
+            text,
+            filter=filter_text,
+            duration=args.call_duration,
+            exits=args.exits,
+            stacktrace=has_stacks(args),
+        )
     _check_returns(args, session)
     if args.counting is not None:
         driver = session.driver

@@ -280,6 +280,8 @@ def _room(field: Field) -> str:
     size = counted(field.room, "byte")
     if field.storage is Storage.STRING:
         return f"at {field.offset:#x}, {size} and the text"
+    if field.storage is Storage.STACK:
+        return f"at {field.offset:#x}, {size} and the addresses"
     return f"at {field.offset:#x}, {size}"
 
 
@@ -287,7 +289,10 @@ def _record(probe: Resolved) -> str:
     layout = probe.layout
     fixed = counted(layout.size, "byte")
     caller = "" if layout.caller_offset is None else f", the caller at {layout.caller_offset:#x}"
-    return f"{fixed} and its strings{caller}" if layout.is_dynamic else f"{fixed}{caller}"
+    storages = {field.storage for field in layout.fields}
+    named = (("strings", Storage.STRING), ("stacks", Storage.STACK))
+    dynamic = " and ".join(name for name, storage in named if storage in storages)
+    return f"{fixed} and its {dynamic}{caller}" if layout.is_dynamic else f"{fixed}{caller}"
 
 
 def _object(source: str, result: CheckResult, *, has_format: bool) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from kprobes.codegen.object import read_template
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.override import Override
 from kprobes.model.plan import Returning, Role
-from kprobes.model.resolved import RegisterValue, Resolved, leaf_of
+from kprobes.model.resolved import RegisterValue, Resolved, StackTraceValue, leaf_of
 from kprobes.model.resolved import calls_guest as operand_calls
 
 _READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user")
@@ -29,6 +29,7 @@ declare i64 @llvm.ctlz.i64(i64, i1)
 {runtime}
 declare dso_local i64 @clock()
 {readers}
+declare dso_local i64 @walk_stack(i64, i64, i64, i64)
 {externals}
 {functions}
 !0 = !{{!"branch_weights", i32 1000, i32 1}}
@@ -111,8 +112,11 @@ def saved_reads(
     if not (operands or returning):
         return frozenset()
     operands += [operand for each in returning for operand in each.returns.kept]
-    leaves = (leaf for leaf in map(leaf_of, operands) if isinstance(leaf, RegisterValue))
-    return frozenset(call.aliases.get(leaf.name, leaf.name) for leaf in leaves) & set(call.saved)
+    leaves = [leaf_of(operand) for operand in operands]
+    names = {leaf.name for leaf in leaves if isinstance(leaf, RegisterValue)}
+    if any(isinstance(leaf, StackTraceValue) for leaf in leaves):
+        names.update(arch.unwound)
+    return frozenset(call.aliases.get(name, name) for name in names) & set(call.saved)
 
 
 def calls_guest(
@@ -299,6 +303,10 @@ def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
     # Where the guest's readers copy numbers to that are only looked at.
     scratch = out.value("ptr", "alloca i64, align 8")
     registers["scratch"] = out.value("i64", f"ptrtoint {scratch} to i64")
+    unwound = None
+    if any(fetch.is_stack for probe in form.recorded for fetch in probe.fetches):
+        place = out.value("ptr", f"alloca [{len(arch.registers)} x i64], align 8")
+        unwound = out.value("i64", f"ptrtoint {place} to i64")
     # A hit that records at the entry and keeps the time for the return reads the clock once.
     is_timed = any(each.returns.is_timed for each in form.returning)
     return Context(
@@ -309,6 +317,7 @@ def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
         stack=stack,
         link=link,
         result=result,
+        unwound=unwound,
         stamped=out.variable() if is_timed and form.probes else None,
     )
 

@@ -10,7 +10,7 @@ from typing import assert_never
 from kprobes.codegen import per_cpu
 from kprobes.codegen.context import Context, Returned
 from kprobes.codegen.ir import Value, const
-from kprobes.model.abi import MAX_DYNAMIC, MAX_STRING
+from kprobes.model.abi import MAX_DEPTH, MAX_DYNAMIC, MAX_STRING
 from kprobes.model.plan import INSTANCE_COUNTER, INSTANCE_VALUES
 from kprobes.model.resolved import (
     CommValue,
@@ -27,6 +27,7 @@ from kprobes.model.resolved import (
     RegisterValue,
     Resolved,
     ReturnedValue,
+    StackTraceValue,
     StackValue,
     Storage,
     TaskAddress,
@@ -34,7 +35,8 @@ from kprobes.model.resolved import (
     can_fault,
 )
 
-_AtReturn = ReturnedValue | ExitAddress | EntryCounter | EntryValue | CommValue | TextValue
+_NotPlain = CommValue | TextValue | StackTraceValue
+_AtReturn = ReturnedValue | ExitAddress | EntryCounter | EntryValue | _NotPlain
 _WORD = 8
 _PAGE = 4096
 _GUARD = 4096
@@ -87,7 +89,7 @@ def _at_return(context: Context, operand: _AtReturn) -> Value:
         case EntryValue(base=base):
             place = INSTANCE_VALUES + _WORD * returned.kept.index(base)
             return f.load(f.op("add", _instance(returned), place))
-        case CommValue() | TextValue():
+        case CommValue() | TextValue() | StackTraceValue():
             raise TypeError(f"{operand} is not a plain value")
         case _:
             assert_never(operand)
@@ -204,12 +206,12 @@ def _read(
     return f.phi({low: by_user, high: by_kernel, other: const(-1)})
 
 
-# Strings of a record, after its fixed part, in the order of the fields:
+# After the fixed part of a record its stacks, then its strings, each in the order of the fields:
 #
-#     0          field.offset         layout.size       end            limit
-#     +----------+------------------+-+-----------------+--------------+
-#     | header   | offset:16, len:16| | "name\0" "sh\0" | room         |
-#     +----------+------------------+-+-----------------+--------------+
+#     0          field.offset         layout.size                end            limit
+#     +----------+------------------+-+--------------------------+--------------+
+#     | header   | offset:16, len:16| | u64 ... "name\0" "sh\0"  | room         |
+#     +----------+------------------+-+--------------------------+--------------+
 #
 # record._trim() gives back what is left of the room, where it can.
 _LOCATION = 4
@@ -313,6 +315,49 @@ def _locate(context: Context, place: Value, end: Value, size: Value) -> Value:
     return f.op("add", end, size)
 
 
+def _store_stack(context: Context, item: FieldFetch, address: Value, end: Value) -> Value:
+    # The guest's unwinder writes into the record.
+    f = context.out
+    if not isinstance(item.operand, StackTraceValue):
+        raise TypeError(f"{item.operand} is no stack")
+    count = _walk(context, item.operand, f.op("add", address, end))
+    place = f.op("add", address, item.field.offset)
+    return _locate(context, place, end, f.op("shl", count, 3))
+
+
+def _walk(context: Context, operand: StackTraceValue, to: Value) -> Value:
+    # Where a register has the return address the unwinder begins with the caller's frame: the hit
+    # and that address come first, and the unwinder skips the hit.
+    f, skipped, most = context.out, 0, MAX_DEPTH
+    regs = _registers(context)
+    if operand.has_link:
+        f.store(to, _hit(context))
+        f.store(f.op("add", to, _WORD), context.registers[str(context.code.call.link)])
+        skipped, to, most = 1, f.op("add", to, 2 * _WORD), most - 2
+    count = f.call("walk_stack", (regs, to, const(most), const(skipped)))
+    count = f.op("and", count, 0xFFFFFFFF)
+    return f.op("add", count, 2) if operand.has_link else count
+
+
+def _registers(context: Context) -> Value:
+    # What the unwinder looks at of a pt_regs.
+    f, regs = context.out, context.unwound
+    if regs is None:
+        raise TypeError("no room for registers")
+    pc = context.code.call.pc
+    for name in context.arch.unwound:
+        place = f.op("add", regs, _WORD * context.arch.registers.index(name))
+        f.store(place, _hit(context) if name == pc else context.registers[name])
+    return regs
+
+
+def _hit(context: Context) -> Value:
+    # The kernel's own probe says one byte more, which may be another instruction to its unwinder.
+    pc = context.registers[context.code.call.pc]
+    is_shifted = context.returned is None
+    return context.out.op("sub", pc, context.arch.hit_shift) if is_shifted else pc
+
+
 def store_fields(context: Context, probe: Resolved, address: Value) -> Value:
     """Write every field of a record.
 
@@ -325,24 +370,29 @@ def store_fields(context: Context, probe: Resolved, address: Value) -> Value:
         Where the record's bytes end, counted from its start.
     """
     end = const(probe.layout.size)
-    limit = probe.layout.size + room_for_strings(probe.layout)
+    # Stacks first: strings take what is left.
+    for item in probe.fetches:
+        if item.is_stack:
+            end = _store_stack(context, item, address, end)
+    limit = probe.layout.size + room_after(probe.layout)
     for item in probe.fetches:
         match item.field.storage:
             case Storage.NUMBER | Storage.DURATION:
                 _store_number(context, probe.layout, item, address)
             case Storage.STRING:
                 end = store(context, item, address, (end, limit))
-            case Storage.COMM | Storage.TEXT:
+            case Storage.COMM | Storage.TEXT | Storage.STACK:
                 pass
             case _:
                 assert_never(item.field.storage)
     return end
 
 
-def room_for_strings(layout: RecordLayout) -> int:
-    """Return the bytes that all strings of a record may take together."""
+def room_after(layout: RecordLayout) -> int:
+    """Return the bytes that stacks and strings may take after a record's fixed part."""
     number = sum(field.count or 1 for field in layout.fields if field.storage is Storage.STRING)
-    return min(number * MAX_STRING, MAX_DYNAMIC)
+    stacks = sum(field.storage is Storage.STACK for field in layout.fields)
+    return min(number * MAX_STRING, MAX_DYNAMIC) + stacks * MAX_DEPTH * _WORD
 
 
 def _store_number(context: Context, layout: RecordLayout, item: FieldFetch, address: Value) -> None:

@@ -149,7 +149,7 @@ def filter_emitter(context: Context, probe: Resolved, event: str) -> filters.Emi
 
 def _emit_record(context: Context, probe: Resolved, index: int, leave: str) -> None:
     f, layout = context.out, probe.layout
-    size = layout.size + fetch.room_for_strings(layout)
+    size = layout.size + fetch.room_after(layout)
     word, address = _reserve(context, size, leave)
     now = time(context)
     f.store(f.op("add", address, resolved.COUNTER), now)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kprobes.errors import UsageError
 from kprobes.export.files import TableFiles
 from kprobes.model.columns import Mask, Selection, base_name, whole
-from kprobes.model.events import Batch, Column
+from kprobes.model.events import Batch, Column, addresses
 from kprobes.model.recording import RecordedKernel
 from kprobes.model.resolved import Field, RecordLayout, Storage
 from kprobes.sinks.json import valid_text
@@ -83,6 +83,8 @@ class Columns:
             return {field.name: _coded(np.zeros(len(chosen), np.int32), [valid_text(field.text)])}
         values, bad = chosen.field(field.name)
         try:
+            if field.storage is Storage.STACK:
+                return {field.name: self._stacks(values)}
             if field.storage not in (Storage.NUMBER, Storage.DURATION):
                 return {field.name: self._texts(values)}
             if field.type == "symstr":
@@ -98,6 +100,16 @@ class Columns:
         if addrs.ndim == 1:
             return _labels(addrs, bad, lambda addr: valid_text(self._names.symbol(addr)))
         return _lists(self._symbols(addrs.ravel(), None).cast(pa.utf8()), addrs.shape[1], bad)
+
+    def _stacks(self, values: Column) -> Array:
+        found = pa.array(values, pa.large_binary()).dictionary_encode()
+        stacks: list[bytes] = found.dictionary.to_pylist()
+        if self._is_raw:
+            each = pa.array(list(map(addresses, stacks)), pa.list_(pa.uint64()))
+        else:
+            named = [list(map(valid_text, self._names.stack(stack))) for stack in stacks]
+            each = pa.array(named, pa.list_(pa.utf8()))
+        return each.take(found.indices)
 
     def _flags(self, context: int) -> str:
         return flags(context, self._version)

@@ -169,8 +169,11 @@ class KernelEvent:
 
     def _bytes(self, batch: Batch, i: int) -> Column:
         field, values, faulted = batch.layout.fields[i], batch.values[i], batch.faulted[i]
-        is_symbol = field.storage is Storage.NUMBER
-        found = self._symbols(values) if is_symbol else values.astype(object)
+        found = values.astype(object)
+        if field.storage is Storage.NUMBER:
+            found = self._symbols(values)
+        elif field.storage is Storage.STACK:
+            found[:] = list(map(self._names.stack_text, values.tolist()))
         if faulted is not None:
             found[faulted] = _FAULT
         return found

@@ -528,6 +528,8 @@ class _Values:
 
     def _maker(self, field: Field) -> _Maker:
         match field.type:
+            case _ if field.storage is Storage.STACK:
+                return self._stack
             case _ if field.storage not in (Storage.NUMBER, Storage.DURATION):
                 return _text
             case "char":
@@ -541,6 +543,9 @@ class _Values:
 
     def _symbol(self, name_iid: int | None, addr: int) -> DebugAnnotation:
         return _text(name_iid, self._names.symbol(addr))
+
+    def _stack(self, name_iid: int | None, stack: bytes) -> DebugAnnotation:
+        return _text(name_iid, self._names.stack_text(stack))
 
 
 def _each(

@@ -9,7 +9,7 @@ from functools import partial
 from kprobes.arch.registry import machine
 from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
 from kprobes.guest.guest import GuestMemory
-from kprobes.model.abi import Readers, TaskAbi
+from kprobes.model.abi import WALK_STACK, Readers, TaskAbi
 from kprobes.model.kernel import Kernel, Types, place_of
 from kprobes.sinks.names import TraceSource
 from kprobes.units import Addr
@@ -52,7 +52,11 @@ def task_abi(kernel: Kernel) -> TaskAbi:
 
 def readers(kernel: Kernel) -> Readers:
     """Find the guest's fault-safe readers, or raise TargetError."""
-    return Readers(**{role: first_of(kernel, *names) for role, names in _READERS.items()})
+    walker = kernel.symbols.find(WALK_STACK)
+    return Readers(
+        **{role: first_of(kernel, *names) for role, names in _READERS.items()},
+        walk_stack=Addr(0) if walker is None else walker.addr,
+    )
 
 
 def first_of(kernel: Kernel, *names: str) -> Addr:

@@ -183,6 +183,10 @@ def _stored(layout: RecordLayout | None, at: int, size: int) -> str:
     return f"record at {at:#x}"
 
 
+_NAMES = {Storage.STRING: "the text", Storage.STACK: "the addresses"}
+"""What follows the fixed part of a record."""
+
+
 def _address_note(layout: RecordLayout | None, at: int, event: str) -> str:
     if at == 0:
         return f"{event}the record's address"
@@ -190,8 +194,8 @@ def _address_note(layout: RecordLayout | None, at: int, event: str) -> str:
     if field is not None:
         return f"{event}where {field.name} goes"
     if layout is not None and layout.is_dynamic and at == layout.size:
-        texts = [field.name for field in layout.fields if field.storage is Storage.STRING]
-        return f"{event}where the text of {', '.join(texts[:1])} goes"
+        first = next(field for field in layout.fields if field.storage in _NAMES)
+        return f"{event}where {_NAMES[first.storage]} of {first.name} goes"
     return f"{event}record at {at:#x}"
 
 
@@ -205,8 +209,8 @@ def _fields_in(layout: RecordLayout | None, at: int, size: int) -> Sequence[Fiel
 
 
 def _field_words(field: Field) -> str:
-    if field.storage is Storage.STRING:
-        return f"{field.name}: length and offset of its text,"
+    if field.storage in _NAMES:
+        return f"{field.name}: length and offset of {_NAMES[field.storage]},"
     return f"{field.name}, {field.type},"
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError
-from kprobes.lang.fetch import read_fetch
+from kprobes.lang.fetch import check_number, read_fetch
 from kprobes.lang.lexer import Token
 from kprobes.lang.names import default_arg_name, is_path_word, read_arg_name
 from kprobes.lang.scope import ParseContext, Reading, one_more
@@ -25,6 +25,7 @@ from kprobes.model.definition import (
     Member,
     Parameter,
     ReturnValue,
+    Stacktrace,
     Text,
     TypeWord,
 )
@@ -201,8 +202,7 @@ def _read_path(word: _Word, context: ParseContext) -> tuple[FetchArg, Definition
         raise body.error(Code.BAD_TYPE, expression.text.index(":") + 1)
     spec = TypeWord(base=type_word.text.removeprefix("%"), size=_LOCATION)
     reading = read_fetch(expression, context)
-    if isinstance(reading.fetch, Comm | Text):
-        raise expression.error(Code.COMM_CANT_DEREF)
+    check_number(reading.fetch, expression)
     ops = reading.ops
     for _ in range(derefs):
         ops = one_more(ops, expression)
@@ -248,7 +248,7 @@ def _size(spec: TypeWord | None, fetch: Fetch) -> int:
     if spec is not None:
         return spec.size * (spec.count or 1)
     match fetch:
-        case Comm() | Text():
+        case Comm() | Text() | Stacktrace():
             return _LOCATION
         case Argument() | Parameter() | Member() | ReturnValue() | AllParameters():
             # The kernel's types may make it smaller than x64, and then it counts less.

@@ -33,6 +33,7 @@ from kprobes.model.definition import (
     Span,
     StackPointer,
     StackSlot,
+    Stacktrace,
     Step,
     Text,
 )
@@ -113,9 +114,20 @@ def _inside_brace(token: Token, start: int, caret: int) -> Token:
 
 def _base(inner: Token, context: ParseContext, read: Reader) -> Reading:
     base = read(inner, context)
-    if isinstance(base.fetch, Comm | Text):
-        raise inner.error(Code.COMM_CANT_DEREF)
+    check_number(base.fetch, inner)
     return base
+
+
+def check_number(fetch: Fetch, token: Token) -> None:
+    """Refuse an expression that is no number, where one is wanted.
+
+    Raises:
+        DefinitionError: it is a text or a stack.
+    """
+    if isinstance(fetch, Comm | Text):
+        raise token.error(Code.COMM_CANT_DEREF)
+    if isinstance(fetch, Stacktrace):
+        raise token.error(Code.BAD_VAR, hint="a stack trace is no address: $stack is one")
 
 
 _NO_BTF_HERE = "names of parameters and members need a place in a function, not an address"
@@ -230,8 +242,7 @@ def read_cast(token: Token, context: ParseContext, read: Reader) -> Reading:
         raise token.error(Code.DEREF_OPEN_BRACE, len(token.text))
     inner, rest = _split(token.cut(closing + 1))
     base = read(inner, replace(context, casts=context.casts + 1))
-    if isinstance(base.fetch, Comm | Text):
-        raise inner.error(Code.COMM_CANT_DEREF)
+    check_number(base.fetch, inner)
     struct, container = _read_struct(token.cut(1, closing))
     span = Span(token.start, rest.start - 2)
     cast = Cast(struct=struct, container=container, base=base.fetch, span=span)
@@ -321,9 +332,10 @@ def near_register(name: str, registers: Collection[str]) -> str:
 ARGUMENTS_MAX = 2048
 """THREAD_SIZE / sizeof(long): 16 KiB stacks on x86-64 and arm64. Words of the stack, too."""
 
-_VARIABLES = "variables: $argN $arg* $retval $stack $stackN $comm $current"
+_VARIABLES = "variables: $argN $arg* $retval $stack $stackN $stacktrace $comm $current"
 _RETVAL = "$retval"
 _CURRENT = "$current"
+STACKTRACE = "$stacktrace"
 
 
 def read_variable(token: Token, context: ParseContext) -> Reading:
@@ -339,6 +351,8 @@ def read_variable(token: Token, context: ParseContext) -> Reading:
         return _return_value(token, context)
     if text == _CURRENT or text.startswith((_CURRENT + "-", _CURRENT + ".")):
         return _current(token)
+    if text == STACKTRACE:
+        return leaf(Stacktrace(span=token.span), token)
     if text.startswith("$stack"):
         return _stack(token)
     if text.startswith("$arg"):

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from kprobes.errors import DefinitionError
 from kprobes.lang.lexer import read_unsigned
 from kprobes.model.codes import HistCode, hist_error
+from kprobes.model.definition import STACKTRACE
 from kprobes.model.hist import (
     DEFAULT_SIZE,
     LARGEST_SIZE,
@@ -46,6 +47,7 @@ _OF_VALS = OWN_MODIFIERS | {
 _ACTIONS = ("onmatch(", "onmax(", "onchange(")
 _SIZES = f"a number of entries from {LEAST_SIZE} to {LARGEST_SIZE}"
 _NEAREST = 8
+_NOT_NUMBERS = (HistKind.TEXT, HistKind.STACK)
 
 
 class _Parts(Struct, kw_only=True):
@@ -172,7 +174,7 @@ class _Reader:
             words.remove("hitcount")
         vals = tuple(self._field(word, allowed=_OF_VALS) for word in words)
         for word, val in zip(words, vals, strict=True):
-            if val.kind is HistKind.TEXT:
+            if val.kind in _NOT_NUMBERS:
                 raise self._error(HistCode.BAD_VAL, word, "only numbers can be summed up")
         own = [val for val in vals if val.modifier not in OWN_MODIFIERS]
         if len(own) > MAX_VALS:
@@ -189,10 +191,19 @@ class _Reader:
         if len(words) > MAX_KEYS:
             raise self._error(HistCode.TOO_MANY_KEYS, words[MAX_KEYS])
         for word, key in zip(words, keys, strict=True):
-            is_text = key.kind is HistKind.TEXT
-            if is_text and key.modifier is not None:
+            if key.kind is HistKind.STACK:
+                self._check_stack(word, key)
+            elif key.modifier is Modifier.STACKTRACE:
+                raise self._error(HistCode.BAD_KEY, word, "it is no stack")
+            elif key.kind is HistKind.TEXT and key.modifier is not None:
                 raise self._error(HistCode.BAD_KEY, word, "a text has no such modifier")
         return keys
+
+    def _check_stack(self, word: str, key: HistField) -> None:
+        wanted = None if key.name == STACKTRACE else Modifier.STACKTRACE
+        if key.modifier is not wanted:
+            hint = f"a stack is written {key.name}{'.stacktrace' if wanted else ''}"
+            raise self._error(HistCode.BAD_KEY, word, hint)
 
     def _field(self, word: str, *, allowed: frozenset[Modifier]) -> HistField:
         if _OPERATORS.search(word.replace("sym-offset", "")) or word[:1] == "$":

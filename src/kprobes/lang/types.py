@@ -27,6 +27,7 @@ from kprobes.model.definition import (
     Register,
     ReturnValue,
     StackSlot,
+    Stacktrace,
     Text,
     TypeWord,
 )
@@ -136,9 +137,11 @@ def finish(reading: Reading, written: Written) -> TypeWord | None:
     """
     spec = written.spec
     if spec is None:
-        is_text = isinstance(reading.fetch, Comm | Text)
+        is_text = isinstance(reading.fetch, Comm | Text | Stacktrace)
         _add(reading, written, 1 if is_text or not _is_memory(reading.fetch) else 0)
         return None
+    if isinstance(reading.fetch, Stacktrace):
+        raise written.word.error(Code.BAD_TYPE, hint="a stack trace has no type: leave it out")
     if spec.base == "symstr":
         _check_symstr(reading, written)
     elif spec.base in _STRINGS:

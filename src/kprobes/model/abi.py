@@ -27,6 +27,11 @@ tasks to NMIs."""
 MAX_DYNAMIC = 16384
 """Room for all strings of one record."""
 
+MAX_DEPTH = 127
+"""Most addresses of a stack in a record."""
+WALK_STACK = "stack_trace_save_regs"
+"""The kernel's own unwinder, from given registers: kernel/stacktrace.c."""
+
 SLACK = 32768
 """Bytes after a ring for a record that begins before the ring's end."""
 
@@ -55,12 +60,19 @@ class TaskAbi(Struct, frozen=True, kw_only=True):
 
 
 class Readers(Struct, frozen=True, kw_only=True):
-    """The guest's fault-safe readers."""
+    """The guest's functions that probes call to read what may not be there.
+
+    Attributes:
+        copy_kernel, copy_user, string_kernel, string_user: (to, from, bytes), fault-safe.
+        walk_stack: (pt_regs, to, addresses, how many to skip) to the number of addresses; 0 where
+            the kernel has no such function.
+    """
 
     copy_kernel: Addr
     copy_user: Addr
     string_kernel: Addr
     string_user: Addr
+    walk_stack: Addr = Addr(0)
 
 
 class GuestAbi(Struct, frozen=True, kw_only=True):

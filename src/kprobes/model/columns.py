@@ -10,8 +10,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import UsageError
-from kprobes.model.events import Batch, Column, Event, Events, Rows, each_event
-from kprobes.model.resolved import Field, RecordLayout
+from kprobes.model.events import Batch, Column, Event, Events, Rows, addresses, each_event
+from kprobes.model.resolved import Field, RecordLayout, Storage
 
 Mask = NDArray[np.bool_]
 Values = tuple[Column, Mask | None]
@@ -141,6 +141,8 @@ class Selection:
     def column(self, name: str) -> Column:
         """Return a column for people: texts are ``str``, what could not be read is None.
 
+        Stacks are tuples of addresses, innermost first.
+
         A copy of shape (n,), or (n, count) for an array field. Numbers have the field's dtype,
         all that has a None, or is text, is of objects.
 
@@ -152,6 +154,10 @@ class Selection:
         if name == base_name("function", self.fields):
             codes, names = self.codes(lambda layout: layout.function)
             return np.array(names, object)[codes]
+        field = self.fields.get(name)
+        if field is not None and field.storage is Storage.STACK:
+            stacks = map(addresses, self.gather(name)[0].tolist())
+            return np.fromiter(stacks, object, len(self))
         return _readable(*self.gather(name))
 
     def codes(self, label: Callable[[RecordLayout], str]) -> tuple[NDArray[np.int32], list[str]]:

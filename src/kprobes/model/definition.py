@@ -1,7 +1,7 @@
 """Probe definition as written: what ``lang`` makes of text, before any kernel is known.
 
 It has the types of its fields (``u8``, ``b4@2/32``, ``string``, ``x16[4]``), and names the fields
-that the records of return probes have beside what their definitions fetch.
+that records have beside what their definitions fetch.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,18 +14,22 @@ from kprobes.units import Addr
 
 DURATION = "duration"
 EXIT = "exit"
+STACKTRACE = "common_stacktrace"
+"""The kernel's name of it in its hist triggers."""
 
 
 class SyntheticFields(Struct, frozen=True, kw_only=True):
-    """Which of them are wanted, of every return probe.
+    """Which of them are wanted.
 
     Attributes:
-        duration: the ns from the entry of the call to its return.
-        exit: the instruction by which the function was left.
+        duration: of every return probe, the ns from the entry of the call to its return.
+        exit: of these, the instruction by which the function was left.
+        stacktrace: of every probe, the kernel's stack at the hit.
     """
 
     duration: bool = False
     exit: bool = False
+    stacktrace: bool = False
 
 
 NO_SYNTHETIC_FIELDS = SyntheticFields()
@@ -108,6 +112,12 @@ class StackSlot(Struct, frozen=True, kw_only=True):
 
 class Comm(Struct, frozen=True, kw_only=True):
     """``$comm``: the current task's name."""
+
+    span: Span
+
+
+class Stacktrace(Struct, frozen=True, kw_only=True):
+    """``$stacktrace``: the kernel's stack (ours, not the kernel's)."""
 
     span: Span
 
@@ -218,6 +228,7 @@ Fetch = (
     | StackPointer
     | StackSlot
     | Comm
+    | Stacktrace
     | Immediate
     | MemoryAt
     | MemoryOf
@@ -294,7 +305,7 @@ class Definition(Struct, frozen=True, kw_only=True):
         is_named: whether the event's name was given.
         maxactive: of ``rN``; 0 when it was not given.
         filter: of the event, as given beside the statement; "" for none.
-        synthetic_fields: that a return probe has after its own, given beside the statement, too.
+        synthetic_fields: that its records have after its own, given beside the statement, too.
     """
 
     command: str

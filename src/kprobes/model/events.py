@@ -5,6 +5,7 @@ tracefs makes a ``HostEvent`` of every event that is defined; ``Pages`` that wer
 kernel's rings become batches of those events' layouts.
 """
 
+import struct
 from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 from typing import Any
@@ -14,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from kprobes.model.resolved import RecordLayout
+from kprobes.model.resolved import RecordLayout, Storage
 
 Column = NDArray[Any]
 _STRING = 40
@@ -36,7 +37,8 @@ class Batch(Struct, frozen=True, kw_only=True, eq=False):
         comm: S16, the task's name at the hit.
         values: per field, in layout order: numbers in the field's own dtype; a duration as
             uint64 ns; strings as object arrays of ``bytes`` without NUL, None where the fetch
-            faulted. Array fields have the shape (n, count).
+            faulted; stacks as object arrays of ``bytes``, see ``addresses``. Array fields have the
+            shape (n, count).
         faulted: per field: a bool array, or None for a field that cannot fault. It has the
             shape (n,), but (n, count) for an array of strings. A duration of 0 is one that could
             not be measured.
@@ -80,6 +82,15 @@ class Batch(Struct, frozen=True, kw_only=True, eq=False):
             caller=None if self.caller is None else self.caller[rows],
             place=None if self.place is None else self.place[rows],
         )
+
+
+def addresses(stack: bytes) -> tuple[int, ...]:
+    """Return where the hit was and where each call returns to, innermost first.
+
+    Args:
+        stack: as a column has it: u64 in a row, little endian.
+    """
+    return struct.unpack(f"<{len(stack) // 8}Q", stack)
 
 
 class Events(Struct, frozen=True, kw_only=True, eq=False):
@@ -160,8 +171,8 @@ class Event(Struct, frozen=True, kw_only=True):
         ts: nanoseconds of the kernel's trace clock.
         cpu: that it happened on.
         pid, comm: of the task.
-        args: values by name: numbers, ``str``, or lists of them; None for one that could not be
-            read.
+        args: values by name: numbers, ``str``, or lists of them; a stack is a tuple of addresses,
+            innermost first; None for one that could not be read.
         caller: the address that a return probe's function returned to, else None.
     """
 
@@ -218,6 +229,8 @@ def _value(batch: Batch, i: int, row: int) -> Any:
     if isinstance(value, np.ndarray):
         elements: list[Any] = value.tolist()
         return [_plain(each) for each in elements]
+    if batch.layout.fields[i].storage is Storage.STACK:
+        return addresses(value)
     return _plain(value.item() if isinstance(value, np.generic) else value)
 
 

@@ -8,6 +8,7 @@ from enum import Enum, StrEnum
 
 from msgspec import Struct
 
+from kprobes.model.definition import STACKTRACE
 from kprobes.model.filter import Header
 
 MAX_KEYS = 3
@@ -18,6 +19,8 @@ MAX_FIELDS = 16
 """Keys and values together, those that no kernel has included."""
 DEFAULT_SIZE = 1 << 11
 LEAST_SIZE, LARGEST_SIZE = 1 << 7, 1 << 17
+MAX_STACK = 16
+"""Addresses of a stack that is a key: HIST_STACKTRACE_DEPTH."""
 MAX_TEXT = 255
 """Bytes of a text that is a key: MAX_FILTER_STR_VAL without the NUL."""
 
@@ -47,6 +50,7 @@ class HistKind(Enum):
     TEXT = "text"
     DURATION = "duration"
     """A number that is left out where it could not be measured."""
+    STACK = "stack"
 
 
 class Modifier(StrEnum):
@@ -61,6 +65,7 @@ class Modifier(StrEnum):
     USECS = "usecs"
     PERCENT = "percent"
     GRAPH = "graph"
+    STACKTRACE = "stacktrace"
     AVG = "avg"
     MIN = "min"
     MAX = "max"
@@ -255,7 +260,12 @@ class HistTable(Struct, frozen=True, kw_only=True):
 _LARGE_SIZE = 1 << 14
 OF_FUNCTIONS = 1 << 16
 """Entries that are enough for all functions of a kernel that can be probed."""
-_BY = {"func": "function", "pid": "common_pid", "cpu": "common_cpu"}
+_BY = {
+    "func": "function",
+    "pid": "common_pid",
+    "cpu": "common_cpu",
+    "stack": STACKTRACE,
+}
 
 
 def trigger_text(
@@ -264,7 +274,8 @@ def trigger_text(
     """Return the hist trigger for some keys, with a large table.
 
     Args:
-        keys: names of fields, with modifiers or without; ``pid``, ``cpu`` and ``func`` are short.
+        keys: names of fields, with modifiers or without; ``pid``, ``cpu``, ``func`` and ``stack``
+            are short.
         sort: by what entries are sorted.
         size: of the table.
     """

@@ -13,12 +13,13 @@ The record's layout is made once, for code generator and decoder:
         u32 reserved;          //   with it
         u64 faults[];          // bit i of word i/64 is field i; only when faults_offset is set
         ...                    // fields, each aligned to its own size
-        ...                    // bytes of strings, in field order; the record is padded to 8
+        ...                    // stacks, then strings, in field order; padded to 8
     };
 
 A string field is a u32 ``length << 16 | offset``: offset from the record's start, length with
-its NUL; length 0 is a fault. Arrays are their elements in a row, with one fault bit for a whole
-array of numbers. See docs/reference/formats/ring.md.
+its NUL; length 0 is a fault. So is a stack, of u64 addresses, innermost first. Arrays are their
+elements in a row, with one fault bit for a whole array of numbers. See
+docs/reference/formats/ring.md.
 """
 
 from collections.abc import Iterator
@@ -66,6 +67,7 @@ class Storage(StrEnum):
     COMM = "comm"
     TEXT = "text"
     DURATION = "duration"
+    STACK = "stack"
 
 
 class Field(Struct, frozen=True, kw_only=True):
@@ -74,14 +76,14 @@ class Field(Struct, frozen=True, kw_only=True):
     Attributes:
         name: of the argument.
         type: the kernel's name of its fetch type: u8..u64, s8..s64, x8..x64, char, symbol,
-            symstr, string, ustring; or bytes, of events that are not of probes. A bit-field has
-            its container's.
+            symstr, string, ustring; or stacktrace; or bytes, of events that are not of probes. A
+            bit-field has its container's.
         storage: DURATION at ``offset`` the u64 counter at the function's entry, of which the value
             is the ns until the record's; NUMBER at ``offset`` with ``size`` bytes, which is an
-            address where the type is symbol or symstr; STRING a u32 there; COMM and TEXT take no
-            room: the value is the header's comm, or ``text``.
+            address where the type is symbol or symstr; STRING and STACK a u32 there; COMM and TEXT
+            take no room: the value is the header's comm, or ``text``.
         offset: from the record's start.
-        size: of one number, 4 for a string, 0 for comm and text.
+        size: of one number, 4 for a string or a stack, 0 for comm and text.
         index: the field's bit in the fault bits.
         count: elements of an array, one after the other; None when it is not an array.
         text: of an immediate string, without NUL.
@@ -123,7 +125,7 @@ class RecordLayout(Struct, frozen=True, kw_only=True):
         function: the probed function's name.
         fields: in definition order.
         size: of the fixed part, a multiple of 8; the whole record unless ``is_dynamic``.
-        is_dynamic: whether strings follow the fixed part and ``size_offset`` holds the size.
+        is_dynamic: whether strings or stacks follow the fixed part; ``size_offset`` holds the size.
         size_offset: of the u32 size; meaningless unless ``is_dynamic``.
         faults_offset: of the fault words, or None when no number can fault.
         caller_offset: of the u64 return address of a return probe's record, else None.
@@ -170,6 +172,17 @@ class Constant(Struct, frozen=True, kw_only=True):
 
 class CommValue(Struct, frozen=True, kw_only=True):
     """The current task's name, as the record's header has it."""
+
+
+class StackTraceValue(Struct, frozen=True, kw_only=True):
+    """Where the hit is, and the return addresses of all calls that led there, innermost first.
+
+    Attributes:
+        has_link: whether a register still has the first of them, where the unwinder of the guest
+            does not look for it.
+    """
+
+    has_link: bool
 
 
 class Load(Struct, frozen=True, kw_only=True):
@@ -224,6 +237,7 @@ Operand = (
     | StackValue
     | Constant
     | CommValue
+    | StackTraceValue
     | Load
     | TextValue
     | TaskAddress
@@ -261,7 +275,8 @@ def calls_guest(operand: Operand) -> bool:
     """Whether computing it runs the guest's own functions."""
     leaf = leaf_of(operand)
     # Another slot than the first may lie on a page that is not there.
-    return can_fault(operand) or (isinstance(leaf, StackValue) and leaf.slot > 0)
+    is_far = isinstance(leaf, StackValue) and leaf.slot > 0
+    return can_fault(operand) or is_far or isinstance(leaf, StackTraceValue)
 
 
 def leaf_of(operand: Operand) -> Operand:
@@ -299,6 +314,11 @@ class FieldFetch(Struct, frozen=True, kw_only=True):
     def calls_guest(self) -> bool:
         """Whether fetching needs the guest's own functions."""
         return calls_guest(self.operand)
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether it is the stack."""
+        return isinstance(self.operand, StackTraceValue)
 
 
 class Resolved(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from kprobes.model.resolved import (
     Operand,
     RegisterValue,
     ReturnedValue,
+    StackTraceValue,
     StackValue,
     Storage,
     TextValue,
@@ -55,7 +56,11 @@ def fetch_argument(context: ResolveContext, arg: FetchArg) -> Fetched:
     """
     value = evaluate(context, arg.fetch)
     if isinstance(value.operand, CommValue):
-        return _sized(arg, value.operand, "string", Storage.COMM)
+        return Fetched(
+            name=arg.name, type="string", storage=Storage.COMM, size=0, operand=value.operand
+        )
+    if isinstance(value.operand, StackTraceValue):
+        return stack(arg.name, value.operand)
     if isinstance(value.operand, TextValue):
         return _text(arg, value.operand)
     spec = arg.spec
@@ -74,8 +79,9 @@ def _is_plain(found: Fetched) -> bool:
     return found.storage in (Storage.NUMBER, Storage.DURATION) and found.type != "symstr"
 
 
-def _sized(arg: FetchArg, operand: Operand, type_: str, storage: Storage) -> Fetched:
-    return Fetched(name=arg.name, type=type_, storage=storage, size=0, operand=operand)
+def stack(name: str, operand: StackTraceValue) -> Fetched:
+    """Return a stack, ready to be laid out."""
+    return Fetched(name=name, type="stacktrace", storage=Storage.STACK, size=4, operand=operand)
 
 
 def _text(arg: FetchArg, operand: Operand) -> Fetched:

@@ -33,6 +33,7 @@ from kprobes.model.resolved import (
     RecordLayout,
     RegisterValue,
     ReturnedValue,
+    StackTraceValue,
     StackValue,
     Storage,
     TaskAddress,
@@ -53,6 +54,8 @@ def explain(fetch: FieldFetch) -> str:
         return f"{_type(fetch)}{_where(fetch, operand)}, read from {space}{_bits(fetch)}"
     if isinstance(operand, EntryCounter):
         return "ns since the entry"
+    if isinstance(operand, StackTraceValue):
+        return "the kernel's stack, by its own unwinder"
     text = f'"{fetch.field.text.decode(errors="backslashreplace")}"'
     value = text if fetch.field.storage is Storage.TEXT else _value(operand)
     return f"{_type(fetch)} = {value}{_bits(fetch)}"

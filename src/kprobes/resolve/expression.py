@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from kprobes.arch.arch import Arch, Base
 from kprobes.errors import DefinitionError
+from kprobes.model.abi import WALK_STACK
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import (
     Argument,
@@ -32,6 +33,7 @@ from kprobes.model.definition import (
     Span,
     StackPointer,
     StackSlot,
+    Stacktrace,
     Step,
     Text,
 )
@@ -45,6 +47,7 @@ from kprobes.model.resolved import (
     PerCpuAddress,
     RegisterValue,
     ReturnedValue,
+    StackTraceValue,
     StackValue,
     TaskAddress,
     TextValue,
@@ -262,6 +265,8 @@ def _leaf(context: ResolveContext, fetch: Fetch) -> Operand:
             return RegisterValue(name="sp")
         case StackSlot(number=number):
             return StackValue(slot=number)
+        case Stacktrace():
+            return stack_trace(context, fetch.span.start)
         case Immediate(value=value):
             return Constant(value=value & U64)
         case MemoryAt() | MemoryOf():
@@ -280,6 +285,23 @@ def _task_leaf(fetch: Fetch) -> Operand:
             return TaskAddress()
         case _:
             raise TypeError(f"{fetch} is not expanded")
+
+
+def stack_trace(context: ResolveContext, column: int) -> StackTraceValue:
+    """Return how the stack is fetched.
+
+    Args:
+        context: the definition, and its kernel.
+        column: of the caret.
+
+    Raises:
+        DefinitionError: the kernel cannot walk its stacks.
+    """
+    if context.kernel.symbols.find(WALK_STACK) is None:
+        hint = f"it has no {WALK_STACK}: CONFIG_STACKTRACE, since 5.2"
+        raise context.error(Code.NOT_IN_RELEASE, column, hint)
+    has_link = context.arch.code.call.link is not None
+    return StackTraceValue(has_link=has_link and context.is_entry and not context.is_return)
 
 
 def _address(context: ResolveContext, fetch: MemoryAt | MemoryOf) -> Constant:

@@ -1,5 +1,6 @@
 """Fields that a hist trigger may name: of events that were recorded, and of probes of a guest."""
 
+from kprobes.model.definition import STACKTRACE
 from kprobes.model.filter import Header
 from kprobes.model.hist import HistField, HistKind, KnownFields, Modifier, Special
 from kprobes.model.resolved import Field, RecordLayout, Storage
@@ -23,16 +24,16 @@ _GENERIC = {
 _TIMESTAMP = HistField(name="common_timestamp", source=Special.TIMESTAMP)
 _TGID = HistField(name="tgid", source=Header.TGID, is_signed=True)
 _ENTRY, _RETURN, _CALLER = "__probe_ip", "__probe_func", "__probe_ret_ip"
-_NO_STACK = "stacks are not recorded yet"
+_STACKS = (STACKTRACE, "stacktrace", "STACKTRACE", "stack")
+_NO_STACK = "the event was recorded without its stack, which -O stacktrace adds"
 _MISSING = {
-    **dict.fromkeys(("common_stacktrace", "stacktrace", "STACKTRACE", "stack"), _NO_STACK),
+    **dict.fromkeys(_STACKS, _NO_STACK),
     "common_flags": "a record has them in another form",
     "common_preempt_count": "a record has it in another form",
-    ".stacktrace": _NO_STACK,
     ".syscall": "names of system calls are not known here",
 }
 _OF_RECORD = {"tgid": "a record has the pid of the task, and not of its process"}
-_TEXTS = (Storage.STRING, Storage.TEXT)
+_TEXTS = (Storage.STRING, Storage.TEXT, Storage.STACK)
 _OF_GUEST = {"common_timestamp": "in a guest times are counters, which the host makes times"}
 
 
@@ -53,9 +54,12 @@ def known_fields(layout: RecordLayout, *, of_guest: bool = False) -> KnownFields
             _CALLER: HistField(name=_CALLER, source=Special.CALLER),
         }
     arrays = {name: "an array is not one value" for name, field in own.items() if field is None}
-    arrays |= dict.fromkeys(texts, "a guest does not count by strings yet")
+    arrays |= dict.fromkeys(texts, "a guest does not count by strings and stacks itself")
     fields = {n: field for n, field in own.items() if field is not None and n not in texts}
     places |= {"tgid": _TGID} if of_guest else {"common_timestamp": _TIMESTAMP}
+    if STACKTRACE in fields:
+        # Its other names are the kernel's, too.
+        places |= dict.fromkeys(_STACKS, fields[STACKTRACE])
     others = {name: field for name, field in (_GENERIC | places).items() if name not in own}
     missing = _MISSING | (_OF_GUEST if of_guest else _OF_RECORD) | arrays
     return KnownFields(fields=fields | others, missing=missing)
@@ -68,6 +72,8 @@ def _known(field: Field) -> HistField | None:
         return HistField(name=field.name, source=Header.COMM, kind=HistKind.TEXT)
     if field.storage is Storage.DURATION:
         return HistField(name=field.name, source=field.index, kind=HistKind.DURATION)
+    if field.storage is Storage.STACK:
+        return HistField(name=field.name, source=field.index, kind=HistKind.STACK)
     is_number = field.storage is Storage.NUMBER and field.type != "symstr"
     kind = HistKind.NUMBER if is_number else HistKind.TEXT
     return HistField(name=field.name, source=field.index, kind=kind, is_signed=field.is_signed)

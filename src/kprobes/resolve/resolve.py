@@ -1,9 +1,9 @@
 """A Definition and a Kernel to a Resolved probe: names become addresses, registers, offsets.
 
-Return probes have fields that no definition fetches: a call's duration, and where it was left. Each
-field gets its place in the record, which ``model.resolved`` draws. Probes of one event must agree
-in everything that is listed of them. A filter may name the fields that the kernel's
-trace_find_event_field() would find.
+There are fields that no definition fetches: a hit's stack, and of return probes a call's duration
+and where it was left. Each field gets its place in the record, which ``model.resolved`` draws.
+Probes of one event must agree in everything that is listed of them. A filter may name the fields
+that the kernel's trace_find_event_field() would find.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from msgspec import Struct
 from kprobes.arch.arch import Arch
 from kprobes.errors import DefinitionError
 from kprobes.model.codes import Code, rejection
-from kprobes.model.definition import DURATION, EXIT, Definition, Kind
+from kprobes.model.definition import DURATION, EXIT, STACKTRACE, Definition, Kind
 from kprobes.model.filter import FieldKind, FilterField, Header
 from kprobes.model.kernel import Kernel, Symbol
 from kprobes.model.resolved import (
@@ -28,9 +28,9 @@ from kprobes.model.resolved import (
     Storage,
     can_fault,
 )
-from kprobes.resolve.argument import Fetched, fetch_argument
+from kprobes.resolve.argument import Fetched, fetch_argument, stack
 from kprobes.resolve.expand import check_meta, expand
-from kprobes.resolve.expression import ResolveContext, check_symbols
+from kprobes.resolve.expression import ResolveContext, check_symbols, stack_trace
 from kprobes.resolve.place import Locate, Target, find_target, ip_of
 from kprobes.units import Addr
 
@@ -41,25 +41,26 @@ _EXIT = Fetched(name=EXIT, type="symbol", storage=Storage.NUMBER, size=8, operan
 
 
 def extra_fields(context: ResolveContext) -> tuple[Fetched, ...]:
-    """Return the extra fields of one probe: none where it is not at a function's return.
+    """Return the extra fields of one probe, those of return probes only where it is one.
 
     Args:
         context: of its definition, expanded.
 
     Raises:
-        DefinitionError: it has an argument of such a name.
+        DefinitionError: it has an argument of such a name, or the kernel cannot walk stacks.
     """
     synthetic_fields = context.definition.synthetic_fields
-    if context.definition.kind is not Kind.RETURN:
-        return ()
+    is_return = context.definition.kind is Kind.RETURN
     wanted = ((synthetic_fields.duration, _DURATION), (synthetic_fields.exit, _EXIT))
-    found = tuple(field for is_wanted, field in wanted if is_wanted)
+    found = [field for is_wanted, field in wanted if is_wanted and is_return]
+    if synthetic_fields.stacktrace:
+        found.append(stack(STACKTRACE, stack_trace(context, 0)))
     names = {field.name for field in found}
     for arg in context.definition.args:
         if arg.name in names:
             hint = f"the extra field that is asked for is called {arg.name}, too"
             raise context.error(Code.USED_ARG_NAME, arg.span.start, hint)
-    return found
+    return tuple(found)
 
 
 _COMMON = {
@@ -113,6 +114,8 @@ def _field(field: Field) -> FilterField:
             return _COMM
         case Storage.DURATION:
             return FilterField(kind=FieldKind.TIME, source=field.index)
+        case Storage.STACK:
+            return FilterField(kind=FieldKind.STACK, source=field.index)
 
 
 _CALLER_SIZE = 8
@@ -136,7 +139,7 @@ def lay_out(args: Sequence[Fetched], *, has_caller: bool = False) -> Shape:
         args: as they are fetched.
         has_caller: whether the record has the return address: a return probe's has.
     """
-    is_dynamic = any(arg.storage is Storage.STRING for arg in args)
+    is_dynamic = any(arg.storage in (Storage.STRING, Storage.STACK) for arg in args)
     has_faults = any(arg.storage is Storage.NUMBER and can_fault(arg.operand) for arg in args)
     size_offset = HEADER + (_CALLER_SIZE if has_caller else 0)
     at = size_offset + (8 if is_dynamic else 0)
@@ -229,7 +232,8 @@ def resolve(
     target = find_target(definition, kernel, locate)
     expanded, fetched, shape = definition, (), _PLAIN
     # Tens of thousands that a pattern names have nothing to look up.
-    if definition.args or definition.kind is Kind.RETURN:
+    has_extra = definition.kind is Kind.RETURN or definition.synthetic_fields.stacktrace
+    if definition.args or has_extra:
         expanded, fetched = _expand_and_fetch(definition, kernel, arch, target)
         shape = lay_out(fetched, has_caller=definition.kind is Kind.RETURN)
     ip = ip_of(target, locate)

@@ -210,8 +210,8 @@ def _suffix(fetch: FieldFetch, version: Version) -> str:
             return f":string{count}" if count == "" else f":{field.type}{count}"
         case Storage.COMM | Storage.TEXT:
             return ":string"
-        case Storage.DURATION:
-            raise TypeError("only guests have durations")
+        case Storage.DURATION | Storage.STACK:
+            raise TypeError("only guests have these")
         case _:
             assert_never(field.storage)
 

@@ -153,7 +153,7 @@ def _sizes(field: Field) -> tuple[int, ...]:
     match field.storage:
         case Storage.NUMBER:
             return (_SIZE_OF[field.type],) if field.type in _SIZE_OF else (1, 2, 4, 8)
-        case Storage.STRING:
+        case Storage.STRING | Storage.STACK:
             return (4,)
         case Storage.DURATION:
             return (8,)

@@ -232,6 +232,7 @@ _ONES = np.uint64(0x0101010101010101)
 _HIGHS = np.uint64(0x8080808080808080)
 
 Rows = NDArray[np.void]
+_ADDRESS = 8
 
 
 class Records(Struct, frozen=True, kw_only=True, eq=False):
@@ -315,7 +316,8 @@ def _since(entered: NDArray[np.uint64], ts: NDArray[np.uint64]) -> NDArray[np.ui
 
 
 def _strings(layout: RecordLayout) -> Iterable[int]:
-    return (i for i, field in enumerate(layout.fields) if field.storage is Storage.STRING)
+    fields = enumerate(layout.fields)
+    return (i for i, field in fields if field.storage in (Storage.STRING, Storage.STACK))
 
 
 def _columns(records: Records, i: int) -> NDArray[np.uint32]:
@@ -344,6 +346,8 @@ def _field(
             return records.rows[f"f{i}"], None
         case Storage.STRING:
             return _string(records, i)
+        case Storage.STACK:
+            return _stack(records, i), None
 
 
 def _faulted(records: Records, field: Field) -> NDArray[np.bool_] | None:
@@ -363,6 +367,19 @@ def _string(records: Records, i: int) -> tuple[Column, NDArray[np.bool_]]:
     if records.layout.fields[i].count is None:
         return values[:, 0], faulted[:, 0]
     return values, faulted
+
+
+def _stack(records: Records, i: int) -> Column:
+    # Stacks repeat: those that are alike share one object.
+    offsets, lengths = _span(_columns(records, i)[:, 0:1])
+    starts = records.starts + offsets[:, 0]
+    stops = starts + lengths[:, 0] // _ADDRESS * _ADDRESS
+    known: dict[bytes, bytes] = {}
+    values = np.empty(len(starts), object)
+    pairs = zip(starts.tolist(), stops.tolist(), strict=True)
+    cuts = (records.blob[begin:end] for begin, end in pairs)
+    values[:] = [known.setdefault(stack, stack) for stack in cuts]
+    return values
 
 
 def _comm(rows: Rows) -> Column:

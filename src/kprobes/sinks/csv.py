@@ -97,6 +97,8 @@ class CsvSink:
             if faulted is None:
                 return found
             return [None if bad else v for v, bad in zip(found, faulted.tolist(), strict=True)]
+        if field.storage is Storage.STACK:
+            return [valid_text(self._names.stack_text(stack)) for stack in values.tolist()]
         if field.count is None:
             return _texts(values)
         rows: list[list[bytes | None]] = values.tolist()

@@ -21,6 +21,7 @@ bytes.
 
 import json
 import re
+from functools import partial
 from json.encoder import encode_basestring_ascii
 from typing import Any, BinaryIO, cast
 
@@ -116,6 +117,8 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
     """
     if field.storage is Storage.TEXT:
         return quoted(field.text).replace(b"%", b"%%"), []
+    if field.storage is Storage.STACK:
+        return b"%b", [list(map(partial(_stack, names), values.tolist()))]
     if field.storage not in (Storage.NUMBER, Storage.DURATION):
         return _strings(field, values, is_sound=faulted is None or not faulted.any())
     bad = faulted if faulted is not None and faulted.any() else None
@@ -127,6 +130,10 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
     rows = zip(*columns, strict=True)
     whole = [_NULL if fault else form % row for fault, row in zip(bad.tolist(), rows, strict=True)]
     return b"%b", [whole]
+
+
+def _stack(names: Names, stack: bytes) -> bytes:
+    return b"[%b]" % b",".join(map(quoted, names.stack(stack)))
 
 
 def _named(field: Field, names: Names) -> Name | None:

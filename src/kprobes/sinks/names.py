@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from kprobes.model.events import Batch, Events
+from kprobes.model.events import Batch, Events, addresses
 from kprobes.model.resolved import (
     CONTEXT_HARDIRQ,
     CONTEXT_IRQS_ON,
@@ -179,6 +179,7 @@ class Names:
         self._source = source
         self._symbols = _Symbols(source.symbol_at)
         self._callers = _Symbols(source.symbol_at)
+        self._stacks: dict[bytes, tuple[bytes, ...]] = {}
 
     @property
     def has_wide_numbers(self) -> bool:
@@ -190,6 +191,23 @@ class Names:
         if len(self._symbols) > _REMEMBERED:
             self._symbols.clear()
         return self._symbols[addr]
+
+    def stack(self, stack: bytes) -> tuple[bytes, ...]:
+        """Return what the kernel's ``%pS`` prints for each address of a stack, innermost first.
+
+        Args:
+            stack: as a batch has it.
+        """
+        found = self._stacks.get(stack)
+        if found is None:
+            if len(self._stacks) > _REMEMBERED:
+                self._stacks.clear()
+            found = self._stacks[stack] = tuple(map(self.symbol, addresses(stack)))
+        return found
+
+    def stack_text(self, stack: bytes) -> bytes:
+        """Return a stack as one text: ``vfs_read+0x0/0x170 <- ksys_read+0x6b/0xf0 <- ...``."""
+        return b" <- ".join(self.stack(stack))
 
     def text_at(self, addr: int) -> bytes:
         """Return the kernel's string at an address, or the address where none is known."""

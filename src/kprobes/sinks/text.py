@@ -5,13 +5,14 @@ comm, pid, cpu and context, which repeat, are formatted once each and remembered
 is a %-format and the columns that go into it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kprobes.model.definition import STACKTRACE
 from kprobes.model.events import SYSCALLS, TRACERS, Batch, Column, Events
 from kprobes.model.resolved import MIGRATE_SINCE, Field, Storage
 from kprobes.model.visible import visible, visible_line
@@ -93,6 +94,8 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
             return b'"%b"' % field.text.replace(b"%", b"%%"), []
         case Storage.DURATION:
             return _durations(values, bad)
+        case Storage.STACK:
+            return b"%b", [list(map(names.stack_text, values.tolist()))]
         case Storage.NUMBER if field.type != "symstr":
             form, columns = _array(field, _number(field, names), _zeroed(values, bad))
             if bad is not None and names.enumerator_of(field) is not None:
@@ -218,6 +221,33 @@ class TaskTexts(dict[bytes, bytes]):
         return found.repeat(np.diff(begins, append=len(keys))).tolist()
 
 
+_ENTRY = b"%b%b<stack trace>\n%b"
+_Frames = Callable[[bytes], Iterable[bytes]]
+
+
+class _StackTexts(dict[bytes, bytes]):
+    # What is shown of a stack; remembered, as it repeats.
+    def __init__(self, show: Callable[[bytes], bytes]) -> None:
+        super().__init__()
+        self._show = show
+
+    def __missing__(self, stack: bytes) -> bytes:
+        if len(self) > _REMEMBERED:
+            self.clear()
+        text = self[stack] = self._show(stack)
+        return text
+
+
+def _field(frames: _Frames, stack: bytes) -> bytes:
+    # print_synth_event() in kernel/trace/trace_events_synth.c.
+    return b"".join(b"=> %b\n" % frame for frame in frames(stack))
+
+
+def _entry(frames: _Frames, stack: bytes) -> bytes:
+    # trace_stack_print() in kernel/trace/trace_output.c: functions, without offsets and modules.
+    return b"".join(b" => %b\n" % frame.partition(b"+")[0] for frame in frames(stack))
+
+
 class TextSink:
     """Writes the trace file of a kernel. Does not close the output.
 
@@ -237,6 +267,7 @@ class TextSink:
         self._source = source
         self._tasks = TaskTexts(partial(_head, source.version))
         self._names = Names(source)
+        self._stacks = [_StackTexts(partial(show, self._frames)) for show in (_field, _entry)]
         self._print_fmts: dict[int, PrintedEvent] = {}
         self._written: int | None = None
         self._counts_at: int | None = None
@@ -282,7 +313,25 @@ class TextSink:
         if layout.group == TRACERS:
             # What is written to trace_marker ends its line itself.
             lines = (line.rstrip(b"\n") + b"\n" for line in lines)
-        return list(map(visible_line, lines) if self._is_terminal else lines)
+        if self._is_terminal:
+            lines = map(visible_line, lines)
+        heads = map(form.__mod__, zip(*columns[: 1 + len(times)], strict=True))
+        return self._with_stacks(batch, list(lines), heads)
+
+    def _with_stacks(self, batch: Batch, lines: list[bytes], heads: Iterable[bytes]) -> list[bytes]:
+        # Below the event's line, whatever their place among the fields.
+        for field, values in zip(batch.layout.fields, batch.values, strict=True):
+            if field.storage is not Storage.STACK:
+                continue
+            stacks = map(self._stacks[field.name == STACKTRACE].__getitem__, values.tolist())
+            if field.name == STACKTRACE:
+                # As of the kernel's trace option: an entry of its own.
+                lines = list(map(_ENTRY.__mod__, zip(lines, heads, stacks, strict=True)))
+            else:
+                form = b"%b" + _literal(f" {field.name}=STACK:\n") + b"%b"
+                pairs = zip((line[:-1] for line in lines), stacks, strict=True)
+                lines = list(map(form.__mod__, pairs))
+        return lines
 
     def _of_probe(self, batch: Batch) -> Shown:
         layout, columns = batch.layout, list[list[Any]]()
@@ -293,10 +342,18 @@ class TextSink:
             form += b"(%b" + _literal(f" <- {layout.function})")
             columns.append(self._names.callers(batch.caller))
         for field, values, faulted in zip(layout.fields, batch.values, batch.faulted, strict=True):
+            if field.storage is Storage.STACK:
+                continue
             spec, found = shown(field, values, faulted, self._names)
             form += _literal(f" {field.name}=") + spec
             columns += found
         return form, columns
+
+    def _frames(self, stack: bytes) -> Iterable[bytes]:
+        frames = self._names.stack(stack)
+        if not self._is_terminal:
+            return frames
+        return [visible(frame.decode(errors="surrogateescape")).encode() for frame in frames]
 
     def _printed(self, batch: Batch) -> Shown:
         layout = batch.layout

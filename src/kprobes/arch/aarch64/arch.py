@@ -233,6 +233,8 @@ AARCH64 = Arch(
     registers=registers.QUERIED,
     arguments=registers.ARGUMENTS,
     passed=registers.passed,
+    # arch/arm64/kernel/stacktrace.c.
+    unwound=("pc", "x29"),
     hit_shift=0,
     show=registers.show,
     constants={},

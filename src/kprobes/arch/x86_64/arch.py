@@ -220,6 +220,9 @@ X86_64 = Arch(
     registers=registers.NAMES,
     arguments=registers.ARGUMENTS,
     passed=registers.passed,
+    # arch/x86/kernel/unwind_orc.c and unwind_frame.c. r10 and r13 have the caller's stack pointer
+    # where a function aligns its own.
+    unwound=("ip", "sp", "bp", "cs", "r10", "r13"),
     # After the kernel's own int3, whether there is one or not.
     hit_shift=1,
     show=registers.show,
