@@ -20,7 +20,6 @@ from kprobes.model.events import Batch, Column, Events
 from kprobes.model.filter import Header
 from kprobes.model.hist import (
     IDLE,
-    MAX_STACK,
     MAX_TEXT,
     HistField,
     HistKind,
@@ -37,7 +36,7 @@ Mask = NDArray[np.bool_]
 
 _COMM_DTYPE = np.dtype("S16")
 _TEXTUAL = (HistKind.TEXT, HistKind.STACK)
-_STACK_SIZE = 8 * MAX_STACK
+_ADDRESS = 8
 
 
 class ColumnHist:
@@ -165,7 +164,7 @@ class ColumnHist:
             case Storage.NUMBER:
                 return self._texts.of_numbers(values, self._names.symbol)
             case Storage.STACK:
-                return self._texts.of(objects([stack[:_STACK_SIZE] for stack in values.tolist()]))
+                return self._texts.of_stacks(values, key.width)
             case _:
                 return self._texts.of(values)
 
@@ -262,16 +261,24 @@ class _Texts(dict[bytes | None, int]):
         self.names: list[bytes] = []
 
     def __missing__(self, text: bytes | None) -> int:
-        cut = (text or b"")[:MAX_TEXT]
-        number = self._known.setdefault(cut, len(self.names))
+        number = self[text] = self._number((text or b"")[:MAX_TEXT])
+        return number
+
+    def _number(self, name: bytes) -> int:
+        number = self._known.setdefault(name, len(self.names))
         if number == len(self.names):
-            self.names.append(cut)
-        self[text] = number
+            self.names.append(name)
         return number
 
     def of(self, texts: Column) -> Numbers:
         """Return the numbers of texts, shape (n,), new."""
         return np.fromiter(map(self.__getitem__, texts.tolist()), np.uint64, len(texts))
+
+    def of_stacks(self, stacks: Column, depth: int) -> Numbers:
+        """Return those of stacks, shape (n,), new, by so many of their addresses, or by all."""
+        size = depth * _ADDRESS or None
+        numbers = (self._number(stack[:size]) for stack in stacks.tolist())
+        return np.fromiter(numbers, np.uint64, len(stacks))
 
     def of_comms(self, comms: Column) -> Numbers:
         """Return those of names of tasks, S16; as they come in runs, of each run once."""

@@ -1,7 +1,8 @@
 """Counts and histograms of hits: short words to the kernel's hist trigger, for all who count."""
 
 import argparse
-from typing import BinaryIO
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
 
 from msgspec import Struct
 
@@ -9,8 +10,17 @@ from kprobes.cli import options, trace
 from kprobes.cli.terminal import write_text
 from kprobes.errors import UsageError
 
-FORMS = ("text", "hist", "json", "csv")
+OF_STACKS = ("folded", "speedscope")
+FORMS = ("text", "hist", "json", "csv", *OF_STACKS)
 TOP = 20
+DEFAULTS: Mapping[str, Any] = {
+    "max_events": None,
+    "until_panic": None,
+    "hang_timeout": None,
+    "json_numbers": "string",
+    "enum": False,
+}
+"""Options of ``kprobe trace`` that what counts has not."""
 _INTERVAL_S = 1.0
 
 
@@ -87,9 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the kernel's hist trigger that this stands for, and end",
     )
-    parser.set_defaults(
-        max_events=None, until_panic=None, hang_timeout=None, json_numbers="string", enum=False
-    )
+    parser.set_defaults(**DEFAULTS)
 
 
 def shown_of(
@@ -112,6 +120,23 @@ def interval_of(args: argparse.Namespace, out: BinaryIO) -> float:
     return args.interval or (_INTERVAL_S if is_live else 0.0)
 
 
+def check_form(form: str, by: Sequence[str], *, has_top: bool) -> None:
+    """Refuse what a form cannot show.
+
+    Args:
+        form: one of ``FORMS``.
+        by: keys that are counted by.
+        has_top: whether only the first entries are wanted.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if has_top and form == "hist":
+        raise UsageError("--top is not for --format hist, which is the whole table")
+    if form in OF_STACKS and "stack" not in by:
+        raise UsageError(f"--format {form} is of stacks: count --by stack")
+
+
 def run(args: argparse.Namespace, out: BinaryIO, counting: Counting) -> int:
     """Count, and show it; return the exit code.
 
@@ -120,9 +145,9 @@ def run(args: argparse.Namespace, out: BinaryIO, counting: Counting) -> int:
         out: standard output.
         counting: what is counted.
     """
-    if args.top is not None and args.format == "hist":
-        raise UsageError("--top is not for --format hist, which is the whole table")
-    if "stack" in (args.by or ()):
+    by: Sequence[str] = args.by or ()
+    check_form(args.format, by, has_top=counting.shown.top is not None)
+    if "stack" in by:
         args.option = [options.STACKTRACE_OPTION]
     if args.print_trigger:
         write_text(out, f"{counting.trigger}\n")

@@ -18,6 +18,8 @@ from kprobes.cli.stats import number_text, right, share_text, text_of
 from kprobes.cli.terminal import aligned, counted, json_lines, print_message
 from kprobes.column_hist import ColumnHist
 from kprobes.errors import TargetError
+from kprobes.flame_graph import FORMS as FLAMES
+from kprobes.flame_graph import stacks_of
 from kprobes.histogram import Histogram, symbol_name
 from kprobes.model.events import Events
 from kprobes.model.hist import HistField, HistKind, HistTrigger, Modifier
@@ -113,6 +115,8 @@ def shown_text(histogram: Histogram, shown: Shown) -> bytes:
             return json_lines([_object(histogram, shown.top)]).encode()
         case "csv":
             return _csv(histogram.take(slice(0, shown.top)))
+        case form if form in FLAMES:
+            return FLAMES[form](stacks_of(histogram.take(slice(0, shown.top))))
         case _:
             text = _text(histogram, Names(histogram.source), shown)
             return text.encode(errors="surrogateescape")

@@ -19,6 +19,7 @@ from kprobes.cli import (
     diff,
     doctor,
     fail,
+    flame,
     guest,
     hist,
     info,
@@ -45,6 +46,7 @@ COMMANDS: tuple[ModuleType, ...] = (
     record,
     count,
     hist,
+    flame,
     report,
     info,
     stats,
@@ -64,6 +66,10 @@ COMMANDS: tuple[ModuleType, ...] = (
 )
 _SAYING_THEMSELVES = frozenset({guest.NAME, status.NAME, restore.NAME})
 """Commands that need no word on what killed tracers left."""
+_OPENING_THEMSELVES = frozenset(
+    {trace.NAME, vng.NAME, report.NAME, count.NAME, hist.NAME, flame.NAME}
+)
+"""Commands that open their output when there is something to write, and write it bit by bit."""
 _DESCRIPTION = (
     "Probe running Linux kernels: guests under QEMU, as they are, and this machine's own."
 )
@@ -115,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, out: BinaryIO) -> int:
     path = getattr(args, "output", None)
-    if path is None or args.name in (trace.NAME, vng.NAME, report.NAME, count.NAME, hist.NAME):
+    if path is None or args.name in _OPENING_THEMSELVES:
         return args.run(args, out)
     from kprobes.cli.output import check_writable, open_output
 

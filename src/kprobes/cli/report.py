@@ -61,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="recordings, files of trace-cmd, copies of tracefs, or - for standard input (default: "
         f"{DEFAULT}); the events of several are put in one order of time",
     )
-    options.add_output(parser, forms=("text", "json", "csv", "table", "hist"))
+    forms = ("text", "json", "csv", "table", "hist", *counting.OF_STACKS)
+    options.add_output(parser, forms=forms)
     trace.add_printing(parser)
     parser.add_argument(
         "--no-pager", dest="pager", action="store_false", help="do not start a pager on a terminal"
@@ -90,7 +91,7 @@ def _add_counting(parser: argparse.ArgumentParser) -> None:
         "--count",
         type=counting.words,
         metavar="KEY,...",
-        help="how many there are by comm, pid, cpu, function, or arguments; up to three",
+        help="how many there are by comm, pid, cpu, function, stack, or arguments; up to three",
     )
     counts.add_argument(
         "--hist",
@@ -176,8 +177,10 @@ def _check(args: argparse.Namespace) -> None:
     is_counting = args.count is not None or args.hist is not None
     if args.top is not None and args.sort is None and not is_counting:
         raise UsageError("--top needs --sort: of which field the greatest are")
-    if args.format == "hist" and not is_counting:
-        raise UsageError("--format hist is for --count and --hist")
+    if args.format in ("hist", *counting.OF_STACKS) and not is_counting:
+        raise UsageError(f"--format {args.format} is for --count and --hist")
+    if args.count is not None:
+        counting.check_form(args.format, args.count, has_top=args.top is not None)
     if is_counting and args.format == "table":
         raise UsageError("--format table is for events; --count and --hist are one as text")
     if is_counting and (args.sort or args.fields) is not None:

@@ -50,6 +50,7 @@ _NEEDED = {
     "arrow": "arrow",
     "html": "html",
     "manifest": "perfetto",
+    "matplotlib.figure": "plot",
     "perfetto": "perfetto",
     "polars": "polars",
 }

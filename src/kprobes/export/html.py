@@ -132,6 +132,31 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[_Cell]]) -> str:
     )
 
 
+def page(title: str, body: str, figures: Mapping[str, Figure]) -> str:
+    """Return a page that loads nothing.
+
+    Args:
+        title: any text.
+        body: its markup; an element with a figure's id and the class ``chart`` has that.
+        figures: of Plotly.
+    """
+    scripts = {
+        # Should it ever contain one.
+        "plotly": offline.get_plotlyjs().replace("</script", "<\\/script"),
+        "drawing": _resource("report.js"),
+    }
+    hashes = (f"'sha256-{_digest(script)}'" for script in scripts.values())
+    parts = {
+        "policy": _POLICY.format(" ".join(hashes)),
+        "title": escape(title),
+        "body": body,
+        "figures": _json(figures),
+        **scripts,
+    }
+    # At once: what is put in is not looked at again.
+    return sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _resource("report.html"))
+
+
 class _Page:
     # Its parts, and the figures that they refer to by their place.
 
@@ -148,21 +173,7 @@ class _Page:
     def text(self) -> str:
         title = f"Kernel events, Linux {readable(self._kernel.release)}"
         body = "".join(self._body(title))
-        scripts = {
-            # Should it ever contain one.
-            "plotly": offline.get_plotlyjs().replace("</script", "<\\/script"),
-            "drawing": _resource("report.js"),
-        }
-        hashes = (f"'sha256-{_digest(script)}'" for script in scripts.values())
-        parts = {
-            "policy": _POLICY.format(" ".join(hashes)),
-            "title": escape(title),
-            "body": body,
-            "figures": _json(self._figures),
-            **scripts,
-        }
-        # At once: what is put in is not looked at again.
-        return sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _resource("report.html"))
+        return page(title, body, self._figures)
 
     def _body(self, title: str) -> Iterator[str]:
         yield f"<h1>{escape(title)}</h1>\n"

@@ -200,7 +200,8 @@ class _Reader:
         return keys
 
     def _check_stack(self, word: str, key: HistField) -> None:
-        wanted = None if key.name == STACKTRACE else Modifier.STACKTRACE
+        is_own = key.name in (STACKTRACE, "stack")
+        wanted = None if is_own else Modifier.STACKTRACE
         if key.modifier is not wanted:
             hint = f"a stack is written {key.name}{'.stacktrace' if wanted else ''}"
             raise self._error(HistCode.BAD_KEY, word, hint)

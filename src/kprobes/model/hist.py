@@ -8,7 +8,6 @@ from enum import Enum, StrEnum
 
 from msgspec import Struct
 
-from kprobes.model.definition import STACKTRACE
 from kprobes.model.filter import Header
 
 MAX_KEYS = 3
@@ -19,8 +18,8 @@ MAX_FIELDS = 16
 """Keys and values together, those that no kernel has included."""
 DEFAULT_SIZE = 1 << 11
 LEAST_SIZE, LARGEST_SIZE = 1 << 7, 1 << 17
-MAX_STACK = 16
-"""Addresses of a stack that is a key: HIST_STACKTRACE_DEPTH."""
+STACK_DEPTH = 16
+"""Addresses of a stack that is a key of the kernel's: HIST_STACKTRACE_DEPTH."""
 MAX_TEXT = 255
 """Bytes of a text that is a key: MAX_FILTER_STR_VAL without the NUL."""
 
@@ -84,7 +83,7 @@ class HistField(Struct, frozen=True, kw_only=True):
         kind: of it.
         is_signed: whether a number can be negative.
         modifier: how it is taken or shown, or None.
-        width: of each bucket, with ``buckets``.
+        width: of each bucket, with ``buckets``; of a stack, how many addresses count, 0 for all.
     """
 
     name: str
@@ -260,12 +259,7 @@ class HistTable(Struct, frozen=True, kw_only=True):
 _LARGE_SIZE = 1 << 14
 OF_FUNCTIONS = 1 << 16
 """Entries that are enough for all functions of a kernel that can be probed."""
-_BY = {
-    "func": "function",
-    "pid": "common_pid",
-    "cpu": "common_cpu",
-    "stack": STACKTRACE,
-}
+_BY = {"func": "function", "pid": "common_pid", "cpu": "common_cpu"}
 
 
 def trigger_text(
@@ -274,8 +268,7 @@ def trigger_text(
     """Return the hist trigger for some keys, with a large table.
 
     Args:
-        keys: names of fields, with modifiers or without; ``pid``, ``cpu``, ``func`` and ``stack``
-            are short.
+        keys: names of fields, with modifiers or without; ``pid``, ``cpu`` and ``func`` are short.
         sort: by what entries are sorted.
         size: of the table.
     """

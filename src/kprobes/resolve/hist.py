@@ -1,8 +1,10 @@
 """Fields that a hist trigger may name: of events that were recorded, and of probes of a guest."""
 
+from msgspec.structs import replace
+
 from kprobes.model.definition import STACKTRACE
 from kprobes.model.filter import Header
-from kprobes.model.hist import HistField, HistKind, KnownFields, Modifier, Special
+from kprobes.model.hist import STACK_DEPTH, HistField, HistKind, KnownFields, Modifier, Special
 from kprobes.model.resolved import Field, RecordLayout, Storage
 
 _PID = HistField(name="common_pid", source=Header.PID, is_signed=True)
@@ -24,10 +26,12 @@ _GENERIC = {
 _TIMESTAMP = HistField(name="common_timestamp", source=Special.TIMESTAMP)
 _TGID = HistField(name="tgid", source=Header.TGID, is_signed=True)
 _ENTRY, _RETURN, _CALLER = "__probe_ip", "__probe_func", "__probe_ret_ip"
-_STACKS = (STACKTRACE, "stacktrace", "STACKTRACE", "stack")
+_STACKS = (STACKTRACE, "stacktrace", "STACKTRACE")
+_WHOLE_STACK = "stack"
+"""Ours: the kernel's is cut."""
 _NO_STACK = "the event was recorded without its stack, which -O stacktrace adds"
 _MISSING = {
-    **dict.fromkeys(_STACKS, _NO_STACK),
+    **dict.fromkeys((*_STACKS, _WHOLE_STACK), _NO_STACK),
     "common_flags": "a record has them in another form",
     "common_preempt_count": "a record has it in another form",
     ".syscall": "names of system calls are not known here",
@@ -58,8 +62,8 @@ def known_fields(layout: RecordLayout, *, of_guest: bool = False) -> KnownFields
     fields = {n: field for n, field in own.items() if field is not None and n not in texts}
     places |= {"tgid": _TGID} if of_guest else {"common_timestamp": _TIMESTAMP}
     if STACKTRACE in fields:
-        # Its other names are the kernel's, too.
         places |= dict.fromkeys(_STACKS, fields[STACKTRACE])
+        places[_WHOLE_STACK] = replace(fields[STACKTRACE], name=_WHOLE_STACK, width=0)
     others = {name: field for name, field in (_GENERIC | places).items() if name not in own}
     missing = _MISSING | (_OF_GUEST if of_guest else _OF_RECORD) | arrays
     return KnownFields(fields=fields | others, missing=missing)
@@ -73,7 +77,8 @@ def _known(field: Field) -> HistField | None:
     if field.storage is Storage.DURATION:
         return HistField(name=field.name, source=field.index, kind=HistKind.DURATION)
     if field.storage is Storage.STACK:
-        return HistField(name=field.name, source=field.index, kind=HistKind.STACK)
+        kind, width = HistKind.STACK, STACK_DEPTH
+        return HistField(name=field.name, source=field.index, kind=kind, width=width)
     is_number = field.storage is Storage.NUMBER and field.type != "symstr"
     kind = HistKind.NUMBER if is_number else HistKind.TEXT
     return HistField(name=field.name, source=field.index, kind=kind, is_signed=field.is_signed)
