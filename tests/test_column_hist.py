@@ -16,6 +16,7 @@ from kprobes.histogram import Histogram
 from kprobes.model.events import NO_EVENTS, Events
 from kprobes.ring.merge import in_order
 from tests.build.events import Row, make_batch, make_events
+from tests.build.reference import packed
 from tests.build.ring import make_layout
 from tests.test_column_filter import OTHER, READ, SOURCE, VFS_READ, events
 
@@ -257,3 +258,16 @@ def test_powers_of_two_are_the_kernels(numbers: list[int]) -> None:
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 2**32, 2**32 + 1, 2**63 - 1, 2**63, 2**63 + 1])
 def test_the_ends_of_buckets_are_theirs(number: int) -> None:
     assert log2(np.array([number], np.uint64)).tolist() == [kernels_log2(number)]
+
+
+def test_stacks_count_whole_or_by_their_first_addresses() -> None:
+    layout = make_layout(1, ("stacktrace",), names=("common_stacktrace",))
+    stacks = [tuple(range(1, 17)), (*range(1, 17), 99), (*range(1, 17), 98), (1,)]
+    rows = [Row(values=(packed(stack),)) for stack in stacks]
+    found = make_events([make_batch(layout, rows)])
+
+    whole = entries(counted("keys=stack", found))
+    cut = entries(counted("keys=common_stacktrace", found))
+
+    assert whole == {(packed(stack),): (1,) for stack in stacks}
+    assert cut == {(packed(range(1, 17)),): (3,), (packed([1]),): (1,)}

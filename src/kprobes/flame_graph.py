@@ -23,11 +23,11 @@ from kprobes.model.visible import visible
 from kprobes.sinks.json import valid_text
 from kprobes.sinks.names import Names
 
-Frames = tuple[str, ...]
+Chain = tuple[str, ...]
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
-def stacks_of(histogram: Histogram) -> Counter[Frames]:
+def stacks_of(histogram: Histogram) -> Counter[Chain]:
     """Return how many hits each stack has, its frames outermost first, the most first.
 
     Raises:
@@ -36,7 +36,7 @@ def stacks_of(histogram: Histogram) -> Counter[Frames]:
     trigger, names = histogram.trigger, Names(histogram.source)
     if all(key.kind is not HistKind.STACK for key in trigger.keys):
         raise UsageError("a flame graph is of stacks: count by stack")
-    found: Counter[Frames] = Counter()
+    found: Counter[Chain] = Counter()
     rows = zip(*(key.tolist() for key in histogram.keys), strict=True)
     for row, hits in zip(rows, histogram.hitcount.tolist(), strict=True):
         found[tuple(_frames(trigger.keys, row, names))] += hits
@@ -69,12 +69,12 @@ def _text(value: object) -> str:
     return text.replace(";", ":")
 
 
-def folded(stacks: Mapping[Frames, int]) -> bytes:
+def folded(stacks: Mapping[Chain, int]) -> bytes:
     """Return a line for each stack: its frames between semicolons, and its hits."""
     return "".join(f"{';'.join(frames)} {hits}\n" for frames, hits in stacks.items()).encode()
 
 
-def speedscope(stacks: Mapping[Frames, int]) -> bytes:
+def speedscope(stacks: Mapping[Chain, int]) -> bytes:
     """Return speedscope's file."""
     places: dict[str, int] = {}
     samples = [[places.setdefault(name, len(places)) for name in frames] for frames in stacks]
@@ -99,12 +99,12 @@ def speedscope(stacks: Mapping[Frames, int]) -> bytes:
 
 class _Box(Struct, frozen=True, kw_only=True):
     # A frame below the same frames: where it begins, and how many hits it has.
-    frames: Frames
+    frames: Chain
     begin: int
     hits: int
 
 
-def _boxes(stacks: Mapping[Frames, int]) -> list[_Box]:
+def _boxes(stacks: Mapping[Chain, int]) -> list[_Box]:
     # Those of one depth follow each other from left to right, by name.
     found: list[_Box] = []
     begin = 0
@@ -133,7 +133,7 @@ _WHOLE = "all"
 _ROW_PX, _MARGIN_PX = 22, 80
 
 
-def html(stacks: Mapping[Frames, int]) -> bytes:
+def html(stacks: Mapping[Chain, int]) -> bytes:
     """Return a page that any browser opens offline; a click on a frame makes it the whole.
 
     Raises:
@@ -176,7 +176,7 @@ _WIDTH_IN, _ROW_IN, _CHARACTER = 14.0, 0.2, 0.0042
 _COLORS = ("#e8743b", "#e3a23f", "#d9853b", "#dfb25a", "#cf6a45")
 
 
-def svg(stacks: Mapping[Frames, int]) -> bytes:
+def svg(stacks: Mapping[Chain, int]) -> bytes:
     """Return a picture of vectors.
 
     Raises:
@@ -202,7 +202,7 @@ def svg(stacks: Mapping[Frames, int]) -> bytes:
     return out.getvalue()
 
 
-FORMS: Mapping[str, Callable[[Mapping[Frames, int]], bytes]] = {
+FORMS: Mapping[str, Callable[[Mapping[Chain, int]], bytes]] = {
     "folded": folded,
     "speedscope": speedscope,
     "html": html,

@@ -56,7 +56,7 @@ _PAGES = 4 << 20
 """Bytes of one frame, for readers' sake."""
 _LAYOUTS = 1 << 12
 """Of one frame: a pattern may have tens of thousands."""
-_SYMBOLIC = ("symbol", "symstr")
+_SYMBOLIC = ("symbol", "symstr", "stacktrace")
 
 
 Needed = tuple[FrameKind, bytes]

@@ -46,7 +46,7 @@ def make_batch(layout: RecordLayout, rows: Sequence[Row]) -> Batch:
         ),
         faulted=tuple(
             None
-            if field.storage in (Storage.COMM, Storage.TEXT)
+            if field.storage in (Storage.COMM, Storage.TEXT, Storage.STACK)
             else np.array([_fault(field, row.values[i]) for row in rows], np.bool_)
             for i, field in enumerate(layout.fields)
         ),
@@ -142,7 +142,7 @@ def _callers(rows: Sequence[Row]) -> NDArray[np.uint64]:
 def _column(field: Field, values: Sequence[Value]) -> Column:
     if field.storage is Storage.TEXT:
         return np.full(len(values), field.text, object)
-    if field.storage is Storage.STRING:
+    if field.storage in (Storage.STRING, Storage.STACK):
         column = np.empty((len(values), field.count) if field.count else len(values), object)
         for number, value in enumerate(values):
             column[number] = value

@@ -1,6 +1,6 @@
 import pytest
 
-from kprobes.model.definition import CurrentTask, Member, ReturnValue, Span, Step
+from kprobes.model.definition import CurrentTask, Member, ReturnValue, Span, Stacktrace, Step
 from tests.build.definitions import Wrong, argument, caret_of
 
 
@@ -9,6 +9,13 @@ def test_the_return_value_is_there_at_function_return(head: str) -> None:
     fetch = argument("$retval:s32", head=head).fetch
 
     assert fetch == ReturnValue(span=Span(len(head) + 1, len(head) + 8))
+
+
+@pytest.mark.parametrize("head", ["p vfs_read", "r vfs_read"])
+def test_the_stack_is_a_variable(head: str) -> None:
+    start = len(head) + 4
+
+    assert argument("st=$stacktrace", head=head).fetch == Stacktrace(span=Span(start, start + 11))
 
 
 def test_the_current_task_is_a_variable() -> None:
@@ -36,6 +43,13 @@ def test_pointers_are_followed(head: str, base: str) -> None:
         ("p vfs_read $current.^x", "NOSUP_DAT_ARG"),
         ("p vfs_read $current^-x", "BAD_HYPHEN"),
         ("p vfs_read ^$currently", "BAD_VAR"),
+        ("p vfs_read ^$stacktraces", "BAD_VAR"),
+        ("p vfs_read +0(^$stacktrace)", "BAD_VAR"),
+        ("p vfs_read this_cpu_ptr(^$stacktrace)", "BAD_VAR"),
+        ("p vfs_read (file)^$stacktrace->f_mode", "BAD_VAR"),
+        ("p vfs_read ^$stacktrace:%pd", "BAD_VAR"),
+        ("p vfs_read $stacktrace:^u64", "BAD_TYPE"),
+        ("p vfs_read $stacktrace:^string", "BAD_TYPE"),
     ],
 )
 def test_the_caret_marks_the_wrong_variable(marked: str, code: str) -> None:

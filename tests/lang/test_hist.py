@@ -120,3 +120,46 @@ def test_short_words_are_the_kernels_names() -> None:
     assert trigger_text(["comm", "pid", "size.log2"], sort="size") == (
         "hist:keys=comm,common_pid,size.log2:sort=size:size=16384"
     )
+
+
+STACKS = known_fields(
+    make_layout(1, ("stacktrace", "u8", "stacktrace"), names=("st", "n", "common_stacktrace"))
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "listed", "depth"),
+    [
+        ("stack", "stack", 0),
+        ("common_stacktrace", "common_stacktrace", 16),
+        ("stacktrace", "common_stacktrace", 16),
+        ("STACKTRACE", "common_stacktrace", 16),
+        ("st.stacktrace", "st.stacktrace", 16),
+    ],
+)
+def test_a_stack_is_a_key_whole_or_as_the_kernel_cuts_it(key: str, listed: str, depth: int) -> None:
+    found = parse_hist(f"keys={key}", STACKS)
+
+    assert f"keys={listed}:" in found.text
+    assert (found.keys[0].kind, found.keys[0].width) == (HistKind.STACK, depth)
+
+
+@pytest.mark.parametrize(
+    ("trigger", "says"),
+    [
+        ("keys=st", "a stack is written st.stacktrace"),
+        ("keys=stack.stacktrace", "a stack is written stack"),
+        ("keys=stack.hex", "a stack is written stack"),
+        ("keys=n.stacktrace", "it is no stack"),
+        ("keys=n:vals=stack", "only numbers can be summed up"),
+        ("keys=n:vals=n.stacktrace", "there are"),
+    ],
+)
+def test_a_stack_is_nothing_else(trigger: str, says: str) -> None:
+    with pytest.raises(DefinitionError, match=says):
+        parse_hist(trigger, STACKS)
+
+
+def test_an_event_without_its_stack_says_how_to_have_it() -> None:
+    with pytest.raises(DefinitionError, match="-O stacktrace"):
+        parse_hist("keys=stack", KNOWN)

@@ -47,10 +47,11 @@ READ: dict[str, list[Value]] = {
     "comm": [],
     "text=100%": [],
     "duration": [5],
+    "stacktrace": [b"", bytes(range(16))],
     **{f"{kind}[2]": [(0, 1)] for kind in (*NUMBERS, "char", "symbol")},
     "string[2]": [(b"a", None), (None, None)],
 }
-UNREAD = [kind for kind in READ if kind not in ("s8", "s8[2]", "string[2]")]
+UNREAD = [kind for kind in READ if kind not in ("s8", "s8[2]", "string[2]", "stacktrace")]
 """With a value that could not be read: the stale byte of such a row is no s8."""
 VALUES = {kind: [*values, *([None] if kind in UNREAD else [])] for kind, values in READ.items()}
 

@@ -12,12 +12,14 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.model.events import Events
 from kprobes.sinks import FORMATS
 from kprobes.sinks.names import WINDOW, TraceSource
 from kprobes.sinks.text import TextSink, reboot_mark
 from tests.build.events import Row, events_of_trace, make_batch, make_events
+from tests.build.reference import packed
 from tests.build.ring import make_layout
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trace"
@@ -36,6 +38,54 @@ def lines_of(events: Events, source: TraceSource = NEW) -> list[bytes]:
     out = io.BytesIO()
     TextSink(out, source).write(events)
     return [line for line in out.getvalue().split(b"\n") if not line.startswith(b"#")][:-1]
+
+
+STACK = packed([0xFFFF_FFFF_8100_0010, 0xFFFF_FFFF_8100_0020])
+
+
+def named(addr: int) -> str:
+    return f"f{addr & 0xFF:x}+0x4/0x9 [\x1bmod]"
+
+
+def test_a_field_that_is_a_stack_is_below_the_line() -> None:
+    layout = make_layout(1, ("stacktrace", "u8", "stacktrace"), names=("st", "n", "more"))
+    rows = [Row(ts=5_000_000_000, values=(STACK, 7, b""))]
+
+    out = lines_of(make_events([make_batch(layout, rows)]), replace(NEW, symbol_at=named))
+
+    assert [line.split(b": ", 2)[-1] for line in out] == [
+        b"(vfs_read+0x0/0x310) n=7 st=STACK:",
+        b"=> f10+0x4/0x9 [\x1bmod]",
+        b"=> f20+0x4/0x9 [\x1bmod] more=STACK:",
+    ]
+
+
+def test_the_stack_of_an_event_is_an_entry_of_its_own() -> None:
+    layout = make_layout(1, ("u8", "stacktrace"), names=("n", "common_stacktrace"))
+    rows = [Row(ts=n, cpu=n, values=(n, STACK)) for n in (1, 2)]
+
+    out = lines_of(make_events([make_batch(layout, rows)]), replace(NEW, symbol_at=named))
+
+    assert len(out) == 8
+    head = out[4].partition(b"e1: ")[0]
+    assert out[4:] == [
+        head + b"e1: (vfs_read+0x0/0x310) n=2",
+        head + b"<stack trace>",
+        b" => f10",
+        b" => f20",
+    ]
+
+
+def test_on_a_terminal_a_stack_is_lines_and_its_names_move_no_cursor() -> None:
+    layout = make_layout(1, ("stacktrace", "string"), names=("st", "s"))
+    out = Terminal()
+
+    sink = TextSink(out, replace(NEW, symbol_at=named))
+    sink.write(make_events([make_batch(layout, [Row(values=(STACK, b"a\n => x"))])]))
+
+    text = out.getvalue().rpartition(b"#\n")[-1].split(b"\n")[-4:]
+    assert text[0].endswith(b's="a\\n => x" st=STACK:')
+    assert text[1:] == [b"=> f10+0x4/0x9 [\\x1bmod]", b"=> f20+0x4/0x9 [\\x1bmod]", b""]
 
 
 @pytest.mark.parametrize("release", ["5.10", "6.1", "6.12", "7.2"])

@@ -98,6 +98,11 @@ def _is_pattern(case: Case, ours: Ours, theirs: Verdict) -> bool:
     return is_pattern and theirs.text == Code.BAD_PROBE_ADDR.text
 
 
+def _is_stack(case: Case, ours: Ours, theirs: Verdict) -> bool:
+    del ours
+    return "$stacktrace" in case.text and theirs.text == Code.BAD_VAR.text
+
+
 def _is_hashed(case: Case, ours: Ours, theirs: Verdict) -> bool:
     del case
     lists = (ours.verdict.listing, theirs.listing)
@@ -190,8 +195,8 @@ def _is_before_params(case: Case, ours: Ours, theirs: Verdict) -> bool:
 DIFFERENCES = (
     Difference("what is refused without a word", (Rule(_is_silent),)),
     Difference(
-        "patterns as places; arguments at `MODULE:SYMBOL`",
-        (Rule(_is_pattern), Rule(_is_waiting, _TYPED)),
+        "patterns as places; `$stacktrace`; arguments at `MODULE:SYMBOL`",
+        (Rule(_is_pattern), Rule(_is_stack), Rule(_is_waiting, _TYPED)),
     ),
     Difference("an address in a listing", (Rule(_is_hashed),)),
     Difference("errors in `X:%pd`", (Rule(_is_path, _TYPED),)),

@@ -61,6 +61,7 @@ _SHOWS = {
     "diff": rb"EVENT +A/S|\"rates\": ",
     "doctor": rb"host: ",
     "fail": rb"calls +skipped +rule",
+    "flame": rb"^$",
     "hist": rb" hits\n[^$]*\|#+",
     "info": rb"6\.1\.0",
     "list": rb"\b(vfs_read|do_sys_openat2)\b",
@@ -128,6 +129,17 @@ def test_what_a_command_hits_is_counted(kprobe: Command, example: str) -> None:
 
     assert done.returncode == 0, done.stderr.decode()
     assert re.search(_SHOWS[_words(example)[0]], done.stdout), done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    "example", [each for each in _ALL if _words(each)[0] == "flame" and "--" in _words(each)]
+)
+def test_stacks_of_a_command_are_drawn(kprobe: Command, tmp_path: Path, example: str) -> None:
+    words = _words(example)
+    done = kprobe(*words[:1], "-t", "guest", *words[1:])
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"vfs_statx" in (tmp_path / words[words.index("-o") + 1]).read_bytes()
 
 
 @pytest.mark.parametrize("example", _examples(guest_command))

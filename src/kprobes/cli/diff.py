@@ -40,7 +40,7 @@ _CHANCE = 0.01
 """What is as improbable as this is no noise."""
 _MAX_ROWS = 20
 _LEAST_PLAIN, _MOST_PLAIN = 0.1, 1000
-_SYMBOLS = ("caller", "symbol", "symstr")
+_SYMBOLS = ("caller", "symbol", "symstr", "stacktrace")
 _ABSENCES = ("new", "gone")
 _NS_PER_S = 10**9
 _RATE_HEAD = ("EVENT", "A/S", "B/S", "RATIO", "99 % INTERVAL", "CHANGE")

@@ -16,7 +16,7 @@ EPILOG = """\
 examples:
   kprobe flame 'p vfs_*' -o calls.html -- ls -lR /
   kprobe flame -t qemu:localhost:1234 'p vfs_read' --duration 10s -o reads.svg
-  kprobe flame 'p vfs_*' --by comm -- 'ls /; head -c 9 /proc/version' | flamegraph.pl > calls.svg
+  kprobe flame 'p vfs_*' --by comm -o calls.folded -- ls -l /
 
 The end of FILE's name says what is written:
   .html               a page that any browser opens offline: pip install 'kprobes[html]'

@@ -217,7 +217,8 @@ class _Reader:
         if chosen is not None and chosen not in allowed:
             hint = f"there are {', '.join(sorted(allowed))}"
             raise self._error(HistCode.BAD_FIELD_MODIFIER, word, hint)
-        return field if chosen is None else replace(field, modifier=chosen, width=width)
+        wide = width or field.width
+        return field if chosen is None else replace(field, modifier=chosen, width=wide)
 
     def _modifier(self, name: str, text: str) -> tuple[Modifier, int]:
         if text.startswith("bucket"):

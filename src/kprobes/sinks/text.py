@@ -222,7 +222,7 @@ class TaskTexts(dict[bytes, bytes]):
 
 
 _ENTRY = b"%b%b<stack trace>\n%b"
-_Frames = Callable[[bytes], Iterable[bytes]]
+_NamesOf = Callable[[bytes], Iterable[bytes]]
 
 
 class _StackTexts(dict[bytes, bytes]):
@@ -238,12 +238,12 @@ class _StackTexts(dict[bytes, bytes]):
         return text
 
 
-def _field(frames: _Frames, stack: bytes) -> bytes:
+def _field(frames: _NamesOf, stack: bytes) -> bytes:
     # print_synth_event() in kernel/trace/trace_events_synth.c.
     return b"".join(b"=> %b\n" % frame for frame in frames(stack))
 
 
-def _entry(frames: _Frames, stack: bytes) -> bytes:
+def _entry(frames: _NamesOf, stack: bytes) -> bytes:
     # trace_stack_print() in kernel/trace/trace_output.c: functions, without offsets and modules.
     return b"".join(b" => %b\n" % frame.partition(b"+")[0] for frame in frames(stack))
 
