@@ -37,7 +37,8 @@ def test_arrow_has_lists() -> None:
 
     assert named == [text.split(" <- ") if text else [] for text in TEXTS]
     assert raw.type == pyarrow.list_(pyarrow.uint64())
-    assert list(map(tuple, raw.to_pylist())) == STACKS
+    rows: list[list[int]] = raw.to_pylist()
+    assert [tuple(row) for row in rows] == STACKS
 
 
 def test_csv_has_texts(tmp_path: Path) -> None:
