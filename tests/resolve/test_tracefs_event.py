@@ -4,7 +4,10 @@ import pytest
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError
+from kprobes.model.definition import INSTEAD, SyntheticFields
+from kprobes.model.resolved import Resolved
 from kprobes.resolve.tracefs_event import Version, to_kprobe_event
+from tests.build.kernel import make_extra, make_probe
 from tests.build.typed import resolved
 
 OLD, MIDDLE, NEW = (5, 10), (6, 12), (7, 3)
@@ -109,6 +112,22 @@ def test_what_cannot_be_spelled_is_refused_with_the_release_that_has_it(
     assert (caught.value.code, caught.value.column) == ("NOT_IN_RELEASE", text.index("^"))
     assert f"Linux {since} has them" in caught.value.hint
     assert "5.10" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("probe", "column"),
+    [
+        (make_probe("p f a=%di st=$stacktrace"), 13),
+        (make_extra("p f a=%di", SyntheticFields(stacktrace=True)), 0),
+        (make_extra("r f", SyntheticFields(duration=True)), 0),
+    ],
+)
+def test_what_only_guests_have_is_refused_with_what_there_is(probe: Resolved, column: int) -> None:
+    with pytest.raises(DefinitionError, match=r"only (probes|returns) of guests") as caught:
+        to_kprobe_event(probe, NEW, X86_64)
+
+    assert (caught.value.code, caught.value.column) == ("NOT_IN_RELEASE", column)
+    assert any(way in caught.value.hint for way in INSTEAD.values())
 
 
 def test_the_running_task_is_the_kernels_where_it_has_one() -> None:

@@ -462,7 +462,11 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
 """What only guests have: by attribute, its value when it is not asked for, and its name."""
 _OF_RETURNS = ("--returns", "--exits", "--call-duration")
 """Of these, what only return probes mind."""
-_FIELDS = {_GUESTS["exits"][1]: "exit", _GUESTS["call_duration"][1]: "duration"}
+_FIELDS = {
+    _GUESTS["exits"][1]: "exit",
+    _GUESTS["call_duration"][1]: "duration",
+    _GUESTS["option"][1]: "common_stacktrace",
+}
 """The names of those that add a field, and the field."""
 
 

@@ -37,6 +37,7 @@ NO_SYNTHETIC_FIELDS = SyntheticFields()
 INSTEAD = {
     DURATION: "here `p FUNCTION` and `r FUNCTION` give the times of both, by task",
     EXIT: "here `p FUNCTION+OFFSET` probes each of its returns, which `kprobe xray` shows",
+    STACKTRACE: "here the kernel's trace option `stacktrace` puts it into its own `trace` file",
 }
 """What to do for each on this machine's own kernel, which has no such fields."""
 

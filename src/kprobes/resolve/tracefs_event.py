@@ -13,6 +13,7 @@ from kprobes.errors import DefinitionError
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import (
     INSTEAD,
+    STACKTRACE,
     Comm,
     Definition,
     Deref,
@@ -25,6 +26,7 @@ from kprobes.model.definition import (
     Register,
     StackPointer,
     StackSlot,
+    Stacktrace,
     Text,
 )
 from kprobes.model.resolved import (
@@ -79,7 +81,7 @@ def to_kprobe_event(probe: Resolved, version: Version, arch: Arch) -> KprobeEven
     """
     definition = probe.definition
     for fetch in probe.fetches[len(definition.args) :]:
-        raise _only_in_guests(definition, fetch)
+        raise _only_in_guests(definition, fetch.field.name, 0)
     number = definition.maxactive if definition.kind is Kind.RETURN else 0
     words = (
         _argument(definition, arg, fetch, version, arch)
@@ -108,6 +110,8 @@ def _argument(
 ) -> Word:
     written = f"{arg.name}={arg.text}"
     is_same = definition.command[arg.span.start : arg.span.stop] == written
+    if isinstance(arg.fetch, Stacktrace):
+        raise _only_in_guests(definition, STACKTRACE, arg.body.start)
     if is_plain(arg) and _has_type(arg, version):
         return Word(text=written, span=arg.span, is_same=is_same)
     late = _too_late(fetch.operand, version)
@@ -238,9 +242,7 @@ def _unknown(
     )
 
 
-def _only_in_guests(definition: Definition, fetch: FieldFetch) -> DefinitionError:
-    name = fetch.field.name
-    hint = (
-        f"only functions of guests have the extra field {name!r} at their returns: {INSTEAD[name]}"
-    )
-    return rejection(Code.NOT_IN_RELEASE, command=definition.command, column=0, hint=hint)
+def _only_in_guests(definition: Definition, name: str, column: int) -> DefinitionError:
+    where = "probes" if name == STACKTRACE else "returns"
+    hint = f"only {where} of guests have the field {name!r}: {INSTEAD[name]}"
+    return rejection(Code.NOT_IN_RELEASE, command=definition.command, column=column, hint=hint)
