@@ -183,7 +183,7 @@ def _stored(layout: RecordLayout | None, at: int, size: int) -> str:
     return f"record at {at:#x}"
 
 
-_NAMES = {Storage.STRING: "the text", Storage.STACK: "the addresses"}
+_NAMES = {Storage.STRING: "text", Storage.STACK: "addresses"}
 """What follows the fixed part of a record."""
 
 
@@ -195,7 +195,7 @@ def _address_note(layout: RecordLayout | None, at: int, event: str) -> str:
         return f"{event}where {field.name} goes"
     if layout is not None and layout.is_dynamic and at == layout.size:
         first = next(field for field in layout.fields if field.storage in _NAMES)
-        return f"{event}where {_NAMES[first.storage]} of {first.name} goes"
+        return f"{event}where the {_NAMES[first.storage]} of {first.name} goes"
     return f"{event}record at {at:#x}"
 
 
@@ -210,7 +210,7 @@ def _fields_in(layout: RecordLayout | None, at: int, size: int) -> Sequence[Fiel
 
 def _field_words(field: Field) -> str:
     if field.storage in _NAMES:
-        return f"{field.name}: length and offset of {_NAMES[field.storage]},"
+        return f"{field.name}: length and offset of its {_NAMES[field.storage]},"
     return f"{field.name}, {field.type},"
 
 
