@@ -34,7 +34,7 @@ _EVENT = re.compile(r"(\w+): \(.*\)$")
 Key = tuple[str, str, str]
 Stack = tuple[str, ...]
 Stacks = dict[Key, list[Stack]]
-"""By event, task and CPU the functions of each hit's stack, in the order of time."""
+"""By event, task and, of idle ones, CPU the functions of each hit's stack, as time goes by."""
 
 
 def stacks_of(text: str) -> Stacks:
@@ -54,7 +54,9 @@ def stacks_of(text: str) -> Stacks:
             else:
                 assert head["what"] == "<stack trace>", line
                 frames = []
-                found[events[place].pop(), *place].append(frames)
+                # A task may move between the kernel's probe and ours; there are several idle ones.
+                where = place if head["pid"] == "0" else (head["pid"], "")
+                found[events[place].pop(), *where].append(frames)
     return {key: [tuple(stack) for stack in stacks] for key, stacks in found.items()}
 
 
