@@ -243,6 +243,6 @@ def _unknown(
 
 
 def _only_in_guests(definition: Definition, name: str, column: int) -> DefinitionError:
-    where = "probes" if name == STACKTRACE else "returns"
-    hint = f"only {where} of guests have the field {name!r}: {INSTEAD[name]}"
+    where = "" if name == STACKTRACE else " at their returns"
+    hint = f"only functions of guests have the extra field {name!r}{where}: {INSTEAD[name]}"
     return rejection(Code.NOT_IN_RELEASE, command=definition.command, column=column, hint=hint)
