@@ -156,7 +156,7 @@ def test_each_command_has_three_examples_which_are_all_run() -> None:
     assert {len(_examples(module)) for module in (main, *main.COMMANDS)} == {3}
     others = [each for each in _ALL if each not in _RUN and _words(each)[0] != "guest"]
     # Those of vng are in test_vng.py, those of open in cli/test_open.py.
-    own = {"fail", "open", "record", "vng", *_COUNTING}
+    own = {"fail", "flame", "open", "record", "vng", *_COUNTING}
     assert {_words(each)[0] for each in others} == {"trace", *own}
     others = [each for each in others if _words(each)[0] == "trace"]
     known = [each.command for name, each in test_documented_traces.examples() if "--help" in name]

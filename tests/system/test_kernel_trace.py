@@ -159,12 +159,14 @@ def _compared(args: dict[str, Any], values: str) -> int:
     if found is None:
         return 0
     same = 0
-    for value, text in zip(args.values(), found.groups(), strict=True):
+    for (name, value), text in zip(args.items(), found.groups(), strict=True):
         number = int(value, 16) if str(value).startswith("0x") else value
         if re.fullmatch(r"-?\d+|(0x)?[0-9a-f]+", text) and isinstance(number, int):
             # %lx is printed without 0x there, and %x has 32 bits.
             told = {int(text, base) for base in (10, 16) if base == 16 or text.isdecimal()}
             told |= {int(text)} if text[0] == "-" else set()
+            # Of files that are created.
+            told |= {int(text, 8)} if name == "mode" and set(text) <= set("01234567") else set()
             assert any((number - each) % (1 << 32) == 0 for each in told), (args, values)
             same += 1
         elif isinstance(value, str) and not value.startswith("0x"):
