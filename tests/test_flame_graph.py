@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -10,7 +11,16 @@ from msgspec.structs import replace
 from kprobes import flame_graph
 from kprobes.column_hist import histogram_of
 from kprobes.errors import UsageError
-from kprobes.flame_graph import FORMS, SUFFIXES, Chain, check_form, folded, html, speedscope, svg
+from kprobes.flame_graph import (
+    FORMS,
+    SUFFIXES,
+    Chain,
+    check_installed,
+    folded,
+    html,
+    speedscope,
+    svg,
+)
 from kprobes.histogram import Histogram
 from tests.build.events import Row, make_batch, make_events
 from tests.build.reference import packed
@@ -111,11 +121,11 @@ def test_the_picture_is_drawn_whatever_the_names_are() -> None:
 def test_every_form_has_a_suffix() -> None:
     assert {*SUFFIXES.values()} == {*FORMS}
     for form in FORMS:
-        check_form(form)
+        check_installed(form)
 
 
 def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
     with pytest.raises(UsageError, match=r"pip install 'kprobes\[plot\]'"):
-        check_form("svg")
+        check_installed("svg")

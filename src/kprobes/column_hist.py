@@ -18,15 +18,7 @@ from kprobes.lang.hist import parse_hist
 from kprobes.model.codes import HistCode, hist_error
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.filter import Header
-from kprobes.model.hist import (
-    IDLE,
-    MAX_TEXT,
-    HistField,
-    HistKind,
-    HistTrigger,
-    Modifier,
-    Special,
-)
+from kprobes.model.hist import IDLE, MAX_TEXT, HistField, HistKind, HistTrigger, Modifier, Special
 from kprobes.model.resolved import RecordLayout, Storage
 from kprobes.resolve.hist import known_fields
 from kprobes.sinks.names import Names, TraceSource

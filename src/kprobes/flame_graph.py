@@ -23,8 +23,24 @@ from kprobes.model.visible import visible
 from kprobes.sinks.json import valid_text
 from kprobes.sinks.names import Names
 
+_NEEDED: Mapping[str, Callable[[], Any]] = {
+    "html": lambda: load("html"),
+    "svg": lambda: load("matplotlib.figure", ""),
+}
+"""What loads the module that a form is made with."""
 Chain = tuple[str, ...]
+"""Names of frames, outermost first."""
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+
+
+def check_installed(form: str) -> None:
+    """Find out whether what a form needs is there.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    if form in _NEEDED:
+        _NEEDED[form]()
 
 
 def stacks_of(histogram: Histogram) -> Counter[Chain]:
@@ -139,7 +155,7 @@ def html(stacks: Mapping[Chain, int]) -> bytes:
     Raises:
         UsageError: plotly is not installed.
     """
-    page = load("html")
+    page = _NEEDED["html"]()
     boxes = [_Box(frames=(), begin=0, hits=sum(stacks.values())), *_boxes(stacks)]
     places = {box.frames: str(number) for number, box in enumerate(boxes)}
     labels = [page.plotly_text(box.frames[-1]) if box.frames else _WHOLE for box in boxes]
@@ -184,7 +200,7 @@ def svg(stacks: Mapping[Chain, int]) -> bytes:
     """
     boxes, whole = _boxes(stacks), sum(stacks.values()) or 1
     depth = max((len(box.frames) for box in boxes), default=1)
-    figure: Any = load("matplotlib.figure", "").Figure(figsize=(_WIDTH_IN, _ROW_IN * (depth + 1)))
+    figure = _NEEDED["svg"]().Figure(figsize=(_WIDTH_IN, _ROW_IN * (depth + 1)))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, whole), ylim=(0, depth))
     axes.axis("off")
@@ -209,18 +225,5 @@ FORMS: Mapping[str, Callable[[Mapping[Chain, int]], bytes]] = {
     "svg": svg,
 }
 """By the word for it."""
-_NEEDED = {"html": "html", "svg": "matplotlib.figure"}
-
-
-def check_form(form: str) -> None:
-    """Find out whether what a form needs is there.
-
-    Raises:
-        UsageError: it is not installed.
-    """
-    if form in _NEEDED:
-        load(_NEEDED[form], "" if "." in _NEEDED[form] else "kprobes.export")
-
-
 SUFFIXES = {".folded": "folded", ".speedscope.json": "speedscope", ".html": "html", ".svg": "svg"}
 """By the end of a file's name."""

@@ -9,6 +9,7 @@ from msgspec import Struct
 from kprobes.cli import options, trace
 from kprobes.cli.terminal import write_text
 from kprobes.errors import UsageError
+from kprobes.model.hist import STACK
 
 OF_STACKS = ("folded", "speedscope")
 FORMS = ("text", "hist", "json", "csv", *OF_STACKS)
@@ -133,7 +134,7 @@ def check_form(form: str, by: Sequence[str], *, has_top: bool) -> None:
     """
     if has_top and form == "hist":
         raise UsageError("--top is not for --format hist, which is the whole table")
-    if form in OF_STACKS and "stack" not in by:
+    if form in OF_STACKS and STACK not in by:
         raise UsageError(f"--format {form} is of stacks: count --by stack")
 
 
@@ -147,7 +148,7 @@ def run(args: argparse.Namespace, out: BinaryIO, counting: Counting) -> int:
     """
     by: Sequence[str] = args.by or ()
     check_form(args.format, by, has_top=counting.shown.top is not None)
-    if "stack" in by:
+    if STACK in by:
         args.option = [options.STACKTRACE_OPTION]
     if args.print_trigger:
         write_text(out, f"{counting.trigger}\n")

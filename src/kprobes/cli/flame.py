@@ -7,7 +7,7 @@ from typing import BinaryIO
 from kprobes.cli import counting, trace
 from kprobes.cli.counting import Counting, Shown
 from kprobes.errors import UsageError
-from kprobes.model.hist import LARGEST_SIZE, MAX_KEYS, trigger_text
+from kprobes.model.hist import LARGEST_SIZE, MAX_KEYS, STACK, trigger_text
 
 NAME = "flame"
 HELP = "draw who calls: the stacks of hits as a flame graph"
@@ -30,8 +30,6 @@ Definitions and options are those of `kprobe trace`. Of a recording made with -O
 `kprobe report FILE --count function,stack --format folded`.
 
 Exit status: as of `kprobe trace`."""
-_ROOM = 2
-"""Keys that a flame graph has itself, of three."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,9 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Count, and draw; return the exit code."""
-    from kprobes.flame_graph import SUFFIXES, check_form
+    from kprobes.flame_graph import SUFFIXES, check_installed
 
-    if len(args.by) + _ROOM > MAX_KEYS:
+    args.by = [*args.by, "function", STACK]
+    if len(args.by) > MAX_KEYS:
         raise UsageError("--by takes one key: the others are the function and its stack")
     form = args.format
     if args.output is not None:
@@ -65,7 +64,6 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
                 f"cannot write a flame graph to {name!r}: it must end with one of {known}"
             )
         form = found[0]
-    check_form(form)
-    args.by = [*args.by, "function", "stack"]
+    check_installed(form)
     trigger = trigger_text(args.by, size=LARGEST_SIZE)
     return counting.run(args, out, Counting(trigger=trigger, shown=Shown(form=form)))

@@ -303,10 +303,10 @@ def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
     # Where the guest's readers copy numbers to that are only looked at.
     scratch = out.value("ptr", "alloca i64, align 8")
     registers["scratch"] = out.value("i64", f"ptrtoint {scratch} to i64")
-    unwound = None
+    pt_regs = None
     if any(fetch.is_stack for probe in form.recorded for fetch in probe.fetches):
         place = out.value("ptr", f"alloca [{len(arch.registers)} x i64], align 8")
-        unwound = out.value("i64", f"ptrtoint {place} to i64")
+        pt_regs = out.value("i64", f"ptrtoint {place} to i64")
     # A hit that records at the entry and keeps the time for the return reads the clock once.
     is_timed = any(each.returns.is_timed for each in form.returning)
     return Context(
@@ -317,7 +317,7 @@ def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
         stack=stack,
         link=link,
         result=result,
-        unwound=unwound,
+        pt_regs=pt_regs,
         stamped=out.variable() if is_timed and form.probes else None,
     )
 

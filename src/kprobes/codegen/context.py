@@ -53,7 +53,7 @@ class Context(Struct, kw_only=True):
         holds_preemption: whether the code emitted now runs with the preempt count raised by us.
         early: by index, fields of the probe that the filter has fetched on every way to here.
         returned: the call that returns, where return probes record.
-        unwound: where a pt_regs is for the guest's unwinder; None where no stack is recorded.
+        pt_regs: where one is for the guest's unwinder; None where no stack is recorded.
         stamped: a variable with the time of the hit's last record, 0 before there is one; only
             where somebody asks for it.
         parts: of the guest-side runtime that are called, with what they declare, in IR.
@@ -69,7 +69,7 @@ class Context(Struct, kw_only=True):
     holds_preemption: bool = False
     early: dict[int, Early] = field(default_factory=dict[int, Early])
     returned: Returned | None = None
-    unwound: Value | None = None
+    pt_regs: Value | None = None
     stamped: Value | None = None
     parts: dict[str, str] = field(default_factory=dict[str, str])
 

@@ -341,7 +341,7 @@ def _walk(context: Context, operand: StackTraceValue, to: Value) -> Value:
 
 def _registers(context: Context) -> Value:
     # What the unwinder looks at of a pt_regs.
-    f, regs = context.out, context.unwound
+    f, regs = context.out, context.pt_regs
     if regs is None:
         raise TypeError("no room for registers")
     pc = context.code.call.pc

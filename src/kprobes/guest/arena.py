@@ -215,8 +215,7 @@ def allocate(
         undo.callback(free, task, kernel)
         # First, with its mark: a killed tracer's memory is given back only where that is found.
         before = _notes(data_size(len(bases), ring, size.instances))
-        whole = before + NOTES_PAGE + size.patches * UNDO_SIZE
-        data = _allocate_data(task, kernel, whole, "rings")
+        data = _allocate_data(task, kernel, before + NOTES_PAGE + size.patches * UNDO_SIZE, "rings")
         note(notes := Addr(data + before), data)
         code = allocate_code(task, kernel, size.code, like=data)
         module_code = allocate_module_code(task, kernel, size.code)

@@ -25,6 +25,7 @@ from kprobes.model.hist import (
     MAX_SORT_KEYS,
     MAX_VALS,
     OWN_MODIFIERS,
+    STACK,
     HistField,
     HistKind,
     HistTrigger,
@@ -200,8 +201,7 @@ class _Reader:
         return keys
 
     def _check_stack(self, word: str, key: HistField) -> None:
-        is_own = key.name in (STACKTRACE, "stack")
-        wanted = None if is_own else Modifier.STACKTRACE
+        wanted = None if key.name in (STACKTRACE, STACK) else Modifier.STACKTRACE
         if key.modifier is not wanted:
             hint = f"a stack is written {key.name}{'.stacktrace' if wanted else ''}"
             raise self._error(HistCode.BAD_KEY, word, hint)

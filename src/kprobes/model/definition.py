@@ -19,7 +19,7 @@ STACKTRACE = "common_stacktrace"
 
 
 class SyntheticFields(Struct, frozen=True, kw_only=True):
-    """Which of them are wanted.
+    """Which fields records have beside those that their definitions fetch.
 
     Attributes:
         duration: of every return probe, the ns from the entry of the call to its return.

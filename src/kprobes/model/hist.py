@@ -18,6 +18,8 @@ MAX_FIELDS = 16
 """Keys and values together, those that no kernel has included."""
 DEFAULT_SIZE = 1 << 11
 LEAST_SIZE, LARGEST_SIZE = 1 << 7, 1 << 17
+STACK = "stack"
+"""Ours: a hit's stack, whole, where the kernel's ``common_stacktrace`` is cut."""
 STACK_DEPTH = 16
 """Addresses of a stack that is a key of the kernel's: HIST_STACKTRACE_DEPTH."""
 MAX_TEXT = 255

@@ -4,7 +4,15 @@ from msgspec.structs import replace
 
 from kprobes.model.definition import STACKTRACE
 from kprobes.model.filter import Header
-from kprobes.model.hist import STACK_DEPTH, HistField, HistKind, KnownFields, Modifier, Special
+from kprobes.model.hist import (
+    STACK,
+    STACK_DEPTH,
+    HistField,
+    HistKind,
+    KnownFields,
+    Modifier,
+    Special,
+)
 from kprobes.model.resolved import Field, RecordLayout, Storage
 
 _PID = HistField(name="common_pid", source=Header.PID, is_signed=True)
@@ -27,11 +35,9 @@ _TIMESTAMP = HistField(name="common_timestamp", source=Special.TIMESTAMP)
 _TGID = HistField(name="tgid", source=Header.TGID, is_signed=True)
 _ENTRY, _RETURN, _CALLER = "__probe_ip", "__probe_func", "__probe_ret_ip"
 _STACKS = (STACKTRACE, "stacktrace", "STACKTRACE")
-_WHOLE_STACK = "stack"
-"""Ours: the kernel's is cut."""
 _NO_STACK = "the event was recorded without its stack, which -O stacktrace adds"
 _MISSING = {
-    **dict.fromkeys((*_STACKS, _WHOLE_STACK), _NO_STACK),
+    **dict.fromkeys((*_STACKS, STACK), _NO_STACK),
     "common_flags": "a record has them in another form",
     "common_preempt_count": "a record has it in another form",
     ".syscall": "names of system calls are not known here",
@@ -63,7 +69,7 @@ def known_fields(layout: RecordLayout, *, of_guest: bool = False) -> KnownFields
     places |= {"tgid": _TGID} if of_guest else {"common_timestamp": _TIMESTAMP}
     if STACKTRACE in fields:
         places |= dict.fromkeys(_STACKS, fields[STACKTRACE])
-        places[_WHOLE_STACK] = replace(fields[STACKTRACE], name=_WHOLE_STACK, width=0)
+        places[STACK] = replace(fields[STACKTRACE], name=STACK, width=0)
     others = {name: field for name, field in (_GENERIC | places).items() if name not in own}
     missing = _MISSING | (_OF_GUEST if of_guest else _OF_RECORD) | arrays
     return KnownFields(fields=fields | others, missing=missing)
