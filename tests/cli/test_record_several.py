@@ -8,6 +8,7 @@ import os
 import pty
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -457,16 +458,22 @@ def test_real_ones_that_cannot_be_reached_leave_files_as_they_were(tmp_path: Pat
     file = tmp_path / "x.qemu-no-a.rec"
     file.write_bytes(b"older")
     kprobe = Path(sys.executable).with_name("kprobe")
-    words = ["p vfs_read", "-t", "qemu:/no/a", "-t", "qemu:/no/b", "-o", str(tmp_path / "x.rec")]
+    silent = tmp_path / "silent.sock"
+    targets = ["-t", "qemu:/no/a", "-t", f"qemu:{silent}"]
+    words = ["p vfs_read", *targets, "-o", str(tmp_path / "x.rec")]
 
-    done = subprocess.run(
-        [kprobe, "record", *words],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-        env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
-    )
+    # The other one still waits for an answer: did both end at once, none would be left to end.
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(silent))
+        listening.listen()
+        done = subprocess.run(
+            [kprobe, "record", *words],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+            env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
+        )
 
     assert (done.returncode, done.stdout) == (3, "")
     assert "kprobe: /no/" in done.stderr
