@@ -54,6 +54,7 @@ def kprobe(guest: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         yield command
 
 
+_DURATIONS = ("500ms", "5s", "50s")
 _SHOWS = {
     "check": rb"accepted",
     "convert": rb"^$",
@@ -84,20 +85,28 @@ def test_an_example_does_what_its_command_is_for(
     # Beside other tests the shared guest is not the only one.
     text = re.sub(rf"{_TARGET}|\brunning\b", os.environ["KPROBES_TARGET"], example)
     text = re.sub(r"^(kprobe trace .*)--duration 10s", r"\1--duration 180s --max-events 5", text)
-    text = re.sub(r"\b10s\b", "500ms", text)
     assert guest.kernel is not None
-    words = _words(text.replace(_IMAGE, str(guest.kernel)))
+    text = text.replace(_IMAGE, str(guest.kernel))
     job = guest.start("while :; do cat /proc/version; sleep 0.02; done")
+    shown, is_shown = b"", False
 
-    done = kprobe(*words)
+    try:
+        # Where this machine is busy a guest may have done nothing in a short time.
+        for duration in _DURATIONS if re.search(r"\b10s\b", text) else _DURATIONS[:1]:
+            words = _words(re.sub(r"\b10s\b", duration, text))
+            done = kprobe(*words)
+            file = words[words.index("-o") + 1] if "-o" in words else None
+            told = done.stderr if words[0] == "fail" else done.stdout
+            shown = told if file is None else Path(file).read_bytes()
+            assert done.returncode in ({0, 5} if words[0] == "doctor" else {0}), done.stderr
+            is_shown = re.search(_SHOWS[words[0]], shown) is not None
+            if is_shown:
+                break
+    finally:
+        job.kill()
+        job.wait(WAIT_S)
 
-    job.kill()
-    job.wait(WAIT_S)
-    file = words[words.index("-o") + 1] if "-o" in words else None
-    told = done.stderr if words[0] == "fail" else done.stdout
-    shown = told if file is None else Path(file).read_bytes()
-    assert done.returncode in ({0, 5} if words[0] == "doctor" else {0}), done.stderr.decode()
-    assert re.search(_SHOWS[words[0]], shown), shown.decode()
+    assert is_shown, shown.decode()
 
 
 @pytest.mark.parametrize(
