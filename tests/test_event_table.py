@@ -1,6 +1,6 @@
 """Events of a session and their state, over a driver that says what it was asked."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,8 +60,11 @@ class Armer:
         self.forgotten.append(definition.command)
         self.new += [definition.command] if is_new else []
 
-    def replace_filter(self, old: Definition, new: Definition) -> None:
+    def replace_definition(self, old: Definition, new: Definition) -> None:
         self.replaced.append((old.filter, new.filter))
+
+    def left(self, triggers: Iterable[int]) -> Mapping[int, int]:
+        return dict.fromkeys(triggers, 3)
 
     def event_ids(self, definition: Definition) -> Collection[int]:
         return [len(definition.event)]

@@ -1,6 +1,6 @@
 """The verbs of drivers: ``guest.driver`` probes a guest, ``host.driver`` this machine's kernel."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from kprobes.drain import Drain
@@ -39,8 +39,12 @@ class EventDriver(Protocol):
         """Let a definition go that will not be wanted again; a new one never was."""
         ...
 
-    def replace_filter(self, old: Definition, new: Definition) -> None:
-        """Take a definition for another one, which differs in its filter, and goes on counting."""
+    def replace_definition(self, old: Definition, new: Definition) -> None:
+        """Take a definition for one with another filter, or triggers; it goes on counting."""
+        ...
+
+    def left(self, triggers: Iterable[int]) -> Mapping[int, int]:
+        """Return how often triggers that have a count may still do something, by their numbers."""
         ...
 
     def event_ids(self, definition: Definition) -> Collection[int]:
@@ -112,6 +116,11 @@ class Driver(EventDriver, CountingDriver, Protocol):
         ...
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether a trigger ``stop`` has ended the recording."""
+        ...
+
+    @property
     def pauses(self) -> tuple[float, int] | None:
         """For how many seconds it was paused in all, and how often; None for what never is."""
         ...
@@ -148,3 +157,8 @@ class Driver(EventDriver, CountingDriver, Protocol):
     def functions(self) -> Functions:
         """What is done to functions besides probing them, or NotSupportedError."""
         ...
+
+
+def until_stopped(driver: Driver, is_over: Callable[[], bool]) -> Callable[[], bool]:
+    """Return what tells that a recording is over, or that a trigger has stopped it."""
+    return lambda: is_over() or driver.is_stopped

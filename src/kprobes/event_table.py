@@ -1,7 +1,7 @@
 """The events of one session and their state, as the kernel's tracing files have them.
 
-An event is defined, enabled or not, and has a filter. Events may be changed while others, or they
-themselves, are recorded: the driver arms and disarms the difference.
+An event is defined, enabled or not, and has a filter and triggers. Events may be changed while
+others, or they themselves, are recorded: the driver arms and disarms the difference.
 """
 
 import gc
@@ -15,14 +15,19 @@ from msgspec.structs import replace
 
 from kprobes.driver import EventDriver
 from kprobes.errors import DefinitionError, RefusedError, UsageError
+from kprobes.event_triggers import EventTriggers
 from kprobes.lang.append import Definitions, Name
 from kprobes.lang.filter import normal
 from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import Loads
 from kprobes.model.options import Limits, Options, Wanted
+from kprobes.model.trigger import Command
 
 _BUSY = "Device or resource busy"
 """strerror(EBUSY): what the kernel answers to the deletion of an event that is enabled."""
+
+
+_NO_END = "a trigger snapshot is for `kprobe record --snapshot SIZE`, which keeps what it writes"
 
 
 class EventTable:
@@ -40,6 +45,7 @@ class EventTable:
         self._definitions = Definitions()
         # Those that are enabled; and those that are recorded then, None for all.
         self._enabled: set[_Event] = set()
+        self._triggers = EventTriggers[_Event]()
         self._chosen: set[_Event] | None = None
         # By their ids in what is counted.
         self._over_limit: frozenset[int] = frozenset()
@@ -56,16 +62,23 @@ class EventTable:
         return list(self._definitions)
 
     def define(
-        self, statements: Iterable[Statement], *, is_enabled: bool, filter: str | None = None
+        self,
+        statements: Iterable[Statement],
+        *,
+        is_enabled: bool,
+        filter: str | None = None,
+        triggers: Sequence[str] = (),
     ) -> "TraceProbe":
         """Add and delete definitions; if anything is wrong, all stays.
 
-        What joins an event that is there already is enabled as that is, and has its filter.
+        What joins an event that is there already is enabled as that is, and has its filter and its
+        triggers.
 
         Args:
             statements: definitions and deletions, read one after the other.
             is_enabled: whether the events of what is added are enabled then.
             filter: of what is added, "" for none; None for that of its event.
+            triggers: of what is added, besides those of its event.
 
         Raises:
             DefinitionError: one is wrong, or names what this kernel has not.
@@ -73,12 +86,17 @@ class EventTable:
         """
         with self._changing():
             added, deleted = self._changed(statements, filter)
+            before: dict[int, Definition] = {}
             try:
                 self._filter(added, filter)
+                for each in triggers:
+                    self._triggers.change(self._events(added), each, self._named)
+                before = self._trigger(added)
                 if is_enabled:
                     self._set_enabled(self._events(added), is_enabled=True)
-                self._apply(added, list(deleted.values()))
+                self._apply({*added, *before}, list(deleted.values()))
             except BaseException:
+                self._replace(self._numbered(before), before)
                 self._take_back(added, deleted, is_new=not self._is_recording)
                 raise
             for definition in deleted.values():
@@ -130,6 +148,30 @@ class EventTable:
             except BaseException:
                 self._replace(changed, before)
                 raise
+
+    def set_trigger(self, numbers: Collection[int], text: str) -> None:
+        """Give events a trigger more, or with ``!`` before it take one away.
+
+        Raises:
+            UsageError: one was deleted.
+            DefinitionError: it is wrong; then all stays.
+        """
+        with self._changing():
+            self._triggers.change(self._events(self._present(numbers)), text, self._named)
+            before: dict[int, Definition] = {}
+            try:
+                before = self._trigger(())
+                self._apply(before)
+            except BaseException:
+                self._replace(self._numbered(before), before)
+                raise
+
+    def triggers(self, numbers: Collection[int]) -> list[str]:
+        """Return the triggers of events, as the kernel lists them: what is left of their counts."""
+        with self._lock:
+            found = [each for event in self._events(numbers) for each in self._triggers.of(event)]
+            left = self._driver.left([each.number for each in found])
+        return [each.listed(left.get(each.number)) for each in found]
 
     def select(self, pattern: str) -> "TraceProbe":
         """Return the events that a pattern names.
@@ -227,7 +269,9 @@ class EventTable:
             return "(deleted)"
         state = "enabled" if self.is_enabled(number) else "disabled"
         filter_text = f" filter={definition.filter}" if definition.filter else ""
-        return f"{definition.group}/{definition.event} {state}{filter_text}: {definition.command}"
+        triggers = "".join(f" trigger={each}" for each in self.triggers([number]))
+        name = f"{definition.group}/{definition.event}"
+        return f"{name} {state}{filter_text}{triggers}: {definition.command}"
 
     def counted(self, numbers: Collection[int]) -> tuple[int, int]:
         """Return how many hits of some events became events, and how many were missed."""
@@ -242,10 +286,12 @@ class EventTable:
         with self._lock, _without_collector():
             chosen = self._chosen and set(self._chosen)
             before = set(self._enabled), chosen, self._is_recording, self._over_limit
+            triggers, self._triggers = self._triggers, self._triggers.copy()
             try:
                 yield
             except BaseException:
                 self._enabled, self._chosen, self._is_recording, self._over_limit = before
+                self._triggers = triggers
                 raise
 
     def _event_ids(self, numbers: Collection[int]) -> frozenset[int]:
@@ -310,6 +356,7 @@ class EventTable:
             options=replace(options or self.options, limits=self._limits),
             over_limit=self._over_limit,
             deleted=deleted,
+            switches=self._triggers.switches(self._is_switched_on),
         )
         self._driver.apply(change, begins=begins)
 
@@ -342,10 +389,33 @@ class EventTable:
             raise UsageError("the event was deleted")
         return found
 
+    def _named(self, name: str) -> "_Event | None":
+        group, _, event = name.partition(":")
+        return (group, event) if (group, event) in self._definitions else None
+
+    def _trigger(self, added: Collection[int]) -> dict[int, Definition]:
+        # Give definitions what their events have now, and return those of before but for the added.
+        numbered = dict(self._definitions.items()) if self._triggers.is_used else {}
+        changed = {
+            n: self._triggers.given(each, _event_of(n, each)) for n, each in numbered.items()
+        }
+        before = {n: each for n, each in numbered.items() if changed[n] is not each}
+        is_asked = any(e.command is Command.SNAPSHOT for n in before for e in changed[n].triggers)
+        if is_asked and not self.options.keeps_end:
+            raise UsageError(_NO_END)
+        for number in before.keys() & set(added):
+            self._definitions.replace(number, changed[number])
+            del before[number]
+        self._replace(before, {number: changed[number] for number in before})
+        return before
+
+    def _is_switched_on(self, event: "_Event") -> bool:
+        return event in self._enabled and (self._chosen is None or event in self._chosen)
+
     def _replace(self, old: dict[int, Definition], new: dict[int, Definition]) -> None:
         for number, definition in new.items():
             self._definitions.replace(number, definition)
-            self._driver.replace_filter(old[number], definition)
+            self._driver.replace_definition(old[number], definition)
 
     def _events(self, numbers: Collection[int]) -> "set[_Event]":
         return {_event_of(number, each) for number, each in self._numbered(numbers).items()}
@@ -387,10 +457,14 @@ class EventTable:
         for event, definitions in events.items():
             if isinstance(event, tuple) and event in self._definitions:
                 continue
+            if self._triggers.is_target(event, but=events):
+                name = definitions[-1].event
+                raise RefusedError(f"a trigger enables or disables {name}: {_BUSY}; take it away")
             if self._is_recorded(event) and not self._have_passed(definitions):
                 name = definitions[-1].event
                 raise RefusedError(f"{name} is being recorded: {_BUSY}; disable it first")
             self._enabled.discard(event)
+            self._triggers.forget([event])
 
     def _have_passed(self, definitions: Iterable[Definition]) -> bool:
         # All of them a limit, so that nothing of them is armed.
@@ -401,7 +475,8 @@ class EventTable:
 
     def _is_recorded(self, event: "_Event") -> bool:
         is_chosen = self._chosen is None or event in self._chosen
-        return self._is_recording and event in self._enabled and is_chosen
+        is_armed = event in self._enabled or self._triggers.is_soft(event)
+        return self._is_recording and is_armed and is_chosen
 
 
 _Event = Name | int
@@ -501,6 +576,23 @@ class TraceProbe:
             DefinitionError: it is wrong; the filter of before stays.
         """
         self._table.set_filter(self.numbers, text)
+
+    @property
+    def triggers(self) -> tuple[str, ...]:
+        """Their triggers, as the kernel's ``trigger`` files list them."""
+        return tuple(self._table.triggers(self.numbers))
+
+    def trigger(self, text: str) -> None:
+        """Have hits do something, ``traceoff:1 if count > 4096``: howto/triggers.md.
+
+        Args:
+            text: as written to a ``trigger`` file of the kernel's; ``!traceoff`` takes it away.
+
+        Raises:
+            UsageError: one was deleted.
+            DefinitionError: it is wrong; the triggers of before stay.
+        """
+        self._table.set_trigger(self.numbers, text)
 
     def delete(self) -> None:
         """Delete them for good; RefusedError (EBUSY) for the last of an event that is recorded."""

@@ -158,6 +158,10 @@ class RecordingWriter(ABC):
         self._put(needed, b"".join([*pages, pack(FrameKind.ROUND, end)]))
         self._end_round()
 
+    def ask(self) -> None:
+        """Have what there is written, soon, where only the end of a recording is kept."""
+        return
+
     def end(self, end: RecordingEnd) -> None:
         """Take what was counted; errors as for ``write_round``."""
         self._put([], pack(FrameKind.END, end))

@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from kprobes.counting import LiveHistogram, with_trigger
 from kprobes.drain import ROOM, Drain, batches_of, finish, timer
-from kprobes.driver import Driver
+from kprobes.driver import Driver, until_stopped
 from kprobes.errors import NotSupportedError, UsageError
 from kprobes.event_table import EventTable, TraceProbe
+from kprobes.event_triggers import with_stack
 from kprobes.guest.override import ActiveOverride
 from kprobes.handlers import signature
 from kprobes.handlers.live import LiveKernel
@@ -135,6 +136,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         duration: bool = False,
         exits: bool = False,
         stacktrace: bool = False,
+        triggers: Sequence[str] = (),
         enabled: bool = True,
     ) -> TraceProbe:
         """Define events, which recordings arm as long as they are enabled, and return them.
@@ -147,12 +149,12 @@ class Session(Generic[_Driver_co, _Commands_co]):
 
         Args:
             text: definitions and deletions, one per line.
-            filter: what hits of these must be like to be recorded, in the language of the
-                kernel's event filters: ``count > 100 && comm != "cat"``; "" for all. By default
-                those of an event that is there already keep its filter.
+            filter: what hits must be like to be recorded, as in the kernel's event filters:
+                ``count > 100 && comm != "cat"``; "" for all, by default that of their event.
             duration: whether events of returns have a field ``duration``, the ns of the call.
             exits: whether they have a field ``exit``, the instruction by which it was left.
             stacktrace: whether events have ``common_stacktrace``, the kernel's stack at the hit.
+            triggers: what hits do, as in its ``trigger`` files: ``traceoff:1 if count > 4096``.
             enabled: whether their events are enabled at once.
 
         Raises:
@@ -160,9 +162,9 @@ class Session(Generic[_Driver_co, _Commands_co]):
             RefusedError: a function cannot be probed, or what goes is being recorded (EBUSY).
         """
         self._check_open()
-        fields = SyntheticFields(duration=duration, exit=exits, stacktrace=stacktrace)
+        fields = with_stack(SyntheticFields(duration=duration, exit=exits), triggers, stacktrace)
         statements = with_synthetic_fields(self.driver.parse(text), fields)
-        return self._events.define(statements, is_enabled=enabled, filter=filter)
+        return self._events.define(statements, is_enabled=enabled, filter=filter, triggers=triggers)
 
     def select(self, pattern: str = "*") -> TraceProbe:
         """Return events by a shell pattern of their names: ``EVENT`` or ``GROUP/EVENT``.
@@ -195,7 +197,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
             comms: their names, or shell patterns; none means any.
             tgids: of the processes that they are threads of; none means any.
             follow: whether only commands that ``run`` and ``start`` run from now on, and whatever
-                descends from them, are recorded.
+                descends from them.
 
         Raises:
             NotSupportedError: this machine's kernel is to filter by ``tgids``.
@@ -214,10 +216,9 @@ class Session(Generic[_Driver_co, _Commands_co]):
 
         Args:
             max_rate: how often a second one may be hit; it is disabled when it is hit more often.
-            max_overhead: the share of the CPUs' time, from 0 to 1, that all hits may take; the
-                dearest events are disabled when they take more.
-            max_pause_s: for how long a guest may stand still at once while probes are armed or
-                disarmed; ``math.inf`` changes all text in one pause.
+            max_overhead: the share of the CPUs' time, from 0 to 1, that all hits may take; of more,
+                the dearest events are disabled.
+            max_pause_s: how long a guest may stand still at once; ``math.inf`` for one pause.
 
         Raises:
             NotSupportedError: this machine's kernel is to limit the overhead.
@@ -234,12 +235,11 @@ class Session(Generic[_Driver_co, _Commands_co]):
         ``with kernel.record() as trace: kernel.run("ls /")``, and then ``print(trace)``.
 
         Inside the block the trace yields events as they come; after it, it has all of them. With a
-        ``path`` they are kept in that file, ``kernel.record(path="kprobe.rec")``, and the trace has
-        them after the block, read from it when it is asked; ``kprobes.load`` reads it again.
+        ``path`` they are kept in that file, and the trace reads them from it when it is asked,
+        after the block; ``kprobes.load`` reads it again.
 
         Args:
-            probes: that are to be recorded, with what is defined or enabled meanwhile; all by
-                default.
+            probes: that are to be recorded, with what is defined or enabled meanwhile, or all.
             timeout_s: when iterating over it ends; None for as long as it is iterated.
             path: of a file that the recording is kept in; one that is there becomes ``.old``.
 
@@ -252,7 +252,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
             keep = None if path is None else opener(Path(path), files)
             # The trace keeps all events: it is no matter where they wait for it.
             drain = files.enter_context(self.recording(*probes, room=math.inf, keep=keep))
-            batches = batches_of(drain, self.driver.check, is_over)
+            batches = batches_of(drain, self.driver.check, until_stopped(self.driver, is_over))
             trace = Trace(self.source, batches, self.counts)
             yield trace
             batches.close()
@@ -308,7 +308,9 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """
         with self.recording(keep=keep) as drain:
             try:
-                for events in batches_of(drain, self.driver.check, is_done):
+                for events in batches_of(
+                    drain, self.driver.check, until_stopped(self.driver, is_done)
+                ):
                     sink.write(events)
             finally:
                 self._finish(drain, sink)
@@ -324,7 +326,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """
         is_over = timer(timeout_s)
         with self.recording() as drain:
-            for events in batches_of(drain, self.driver.check, is_over):
+            for events in batches_of(drain, self.driver.check, until_stopped(self.driver, is_over)):
                 yield from each_event(events)
             rest = Trace(self.source)
             self._finish(drain, rest)
@@ -412,8 +414,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """Arm a ``Kprobe`` or ``Kretprobe``; it is live until it is unregistered.
 
         Raises:
-            DefinitionError: there is no such place.
-            RefusedError: no probe can be there, or Python cannot be asked in this guest.
+            DefinitionError, RefusedError: there is no such place, or no probe can be there.
         """
         self.register_kprobes([probe])
         return probe
@@ -564,8 +565,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
 
     def close(self) -> None:
         """Put the kernel back as it was and let go of it."""
-        self._is_closed = True
-        self._resources.close()
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self

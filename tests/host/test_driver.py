@@ -290,10 +290,10 @@ def test_another_filter_is_written_while_the_event_records(tracefs: FakeTracefs)
     begin(driver, a := read("p:a vfs_read count"))
     new = replace(a, filter="count > 5")
 
-    driver.replace_filter(a, new)
+    driver.replace_definition(a, new)
     change(driver, new)
     filters = [text for name, text in tracefs.written if name.endswith("/filter")]
-    driver.replace_filter(new, a)
+    driver.replace_definition(new, a)
     change(driver, a)
 
     assert filters == ["count > 5"]
@@ -312,7 +312,7 @@ def test_a_change_that_the_kernel_refuses_leaves_all_as_before(
     begin(driver, a, c)
     (own,) = set(tracefs.instances) - {"theirs"}
     new = replace(a, filter="count > 5")
-    driver.replace_filter(a, new)
+    driver.replace_definition(a, new)
     tracefs.failing[word] = errno.ENOMEM
 
     with pytest.raises((DefinitionError, TargetError, RefusedError)):

@@ -18,6 +18,7 @@ import kprobes
 from kprobes.cli import main, trace
 from kprobes.cli.options import limits, return_method, strategy
 from kprobes.cli.trace import grouped
+from kprobes.model.definition import STACKTRACE
 from kprobes.model.events import Event, each_event
 from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
@@ -104,11 +105,13 @@ def _recorded(kernel: GuestSession, args: argparse.Namespace) -> tuple[list[Even
         strategy=strategy(args),
         return_method=return_method(args),
         limits=limits(args),
+        tracing_on=not args.tracing_off,
     )
     kernel.choose_tasks(comms=args.comm or (), follow=trace.is_following(args))
-    for texts, chosen in grouped(args.definitions, trace.filters_of(args)):
-        wanted = "\n".join(texts)
-        kernel.probe(wanted, filter=chosen, duration=args.call_duration, exits=args.exits)
+    extra = {"duration": args.call_duration, "exits": args.exits}
+    for given in grouped(args.definitions, trace.filters_of(args), args.triggers, args.disabled):
+        wanted, is_on = "\n".join(given.words), given.is_enabled
+        kernel.probe(wanted, filter=given.filter, triggers=given.triggers, enabled=is_on, **extra)
     command = args.command[0] if len(args.command) == 1 else args.command
     with kernel.record() as brought:
         status = kernel.run(command, 500).status
@@ -117,4 +120,5 @@ def _recorded(kernel: GuestSession, args: argparse.Namespace) -> tuple[list[Even
 
 def _has(event: Event, fields: dict[str, str]) -> bool:
     texts = {name: text.strip('"') for name, text in fields.items() if text}
-    return {*event.args} == {*fields} and all(event.args[name] == texts[name] for name in texts)
+    names = {*event.args} - {STACKTRACE}
+    return names == {*fields} and all(event.args[name] == texts[name] for name in texts)

@@ -14,7 +14,7 @@ from pathlib import Path
 from argcomplete import finders
 from argcomplete.completers import FilesCompleter
 
-from kprobes.cli import options
+from kprobes.cli import actions, options
 from kprobes.errors import DefinitionError, KprobesError
 
 _KALLSYMS = Path("/proc/kallsyms")
@@ -55,10 +55,12 @@ def complete(parser: argparse.ArgumentParser) -> None:
         # A guest's command: nothing of ours. The shell offers files.
         os._exit(1)
     finders.safe_actions |= {  # pyright: ignore[reportAttributeAccessIssue] - typed narrowly
-        options.DefinitionAction,
-        options.DeletionAction,
-        options.FilterAction,
-        options.Once,
+        actions.DefinitionAction,
+        actions.DeletionAction,
+        actions.DisabledAction,
+        actions.FilterAction,
+        actions.TriggerAction,
+        actions.Once,
     }
     Finder()(parser, always_complete_options="long", default_completer=Words())
 

@@ -6,6 +6,7 @@ One operation per line, as perf record(1) has them, and each is answered by a li
     enable [EVENT]            disable [EVENT]           EVENT and GROUP/EVENT may be shell patterns
     define DEFINITION         delete EVENT
     filter EVENT [EXPRESSION]                           without one the filter goes
+    trigger EVENT [!]TRIGGER                            with ! it goes
     evlist                                              a line for each event before the ack
     ping                      stop                      stop ends the trace
 """
@@ -58,6 +59,7 @@ class Control:
             "define": self._define,
             "delete": self._delete,
             "filter": self._filter,
+            "trigger": self._trigger,
             "evlist": self._list,
             "ping": lambda _: iter(()),
             "stop": self._stop,
@@ -129,6 +131,11 @@ class Control:
     def _filter(self, text: str) -> Iterator[str]:
         pattern, _, expression = text.partition(" ")
         self._session.select(_given(pattern)).set_filter(expression.strip())
+        return iter(())
+
+    def _trigger(self, text: str) -> Iterator[str]:
+        pattern, _, trigger = text.partition(" ")
+        self._session.select(_given(pattern)).trigger(trigger)
         return iter(())
 
     def _list(self, pattern: str) -> Iterator[str]:

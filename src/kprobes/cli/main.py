@@ -35,8 +35,8 @@ from kprobes.cli import (
     vng,
     xray,
 )
+from kprobes.cli.actions import Once
 from kprobes.cli.files import UnwrittenError, WholeFile, own_streams
-from kprobes.cli.options import Once
 from kprobes.cli.terminal import print_message, status_of
 from kprobes.errors import KprobesError
 

@@ -12,8 +12,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from kprobes.cli import actions
 from kprobes.cli.terminal import print_message
 from kprobes.errors import NotSupportedError, UsageError
 
@@ -30,7 +31,6 @@ _LEAST_RING, _LARGEST_RING = 1 << 16, 1 << 30
 _MIB = 1 << 20
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 _CPUS = re.compile(rf"{_RANGE.pattern}(?:,{_RANGE.pattern})*")
-_TWICE = "given twice"
 TARGET_HELP = (
     "a running guest: qemu:HOST:PORT or qemu:/path.sock of its gdb stub or monitor, pid:N or "
     "name:NAME of its QEMU, vng or vng:NAME of virtme-ng, libvirt:DOMAIN, running for the only "
@@ -40,95 +40,6 @@ _TARGETS = (
     f"host: this machine's own kernel; guest, guest:SUITE:ARCH: one that is booted; {TARGET_HELP}; "
     "auto (default): the host where it can be probed, else a guest"
 )
-
-
-class Once(argparse.Action):
-    """Stores an option's value, and refuses to do so twice: registered as argparse's ``store``."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        """Store the value."""
-        del parser
-        given = namespace.__dict__.setdefault("given", set())
-        if option_string is not None and self.dest in given:
-            raise argparse.ArgumentError(self, _TWICE)
-        given.add(self.dest)
-        setattr(namespace, self.dest, values)
-
-
-class DefinitionAction(argparse.Action):
-    """``DEFINITION...``, anywhere among the options; ``definitions`` has them in their order.
-
-    argparse takes positional arguments in one run only. A subcommand's takes all that follows, and
-    parses it: so does this one.
-    """
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **names: Any) -> None:
-        super().__init__(option_strings, dest, nargs=argparse.PARSER, default=(), **names)
-        self.required = False
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[object] | None,
-        option_string: str | None = None,
-    ) -> None:
-        """Take the definitions up to the next option, then what follows."""
-        del option_string
-        words = [str(word) for word in values or ()]
-        options = (at for at, word in enumerate(words) if at and word[:1] == "-" != word)
-        end = next(options, len(words))
-        namespace.definitions = (*namespace.definitions, *words[:end])
-        is_inner = hasattr(namespace, "rest")
-        namespace.rest = words[end:]
-        if is_inner:
-            return
-        # A loop, as hundreds of definitions would be too deep for calls in calls.
-        while namespace.rest:
-            words, namespace.rest = namespace.rest, ()
-            parser.parse_args(words, namespace)
-        del vars(namespace)["rest"]
-
-
-class DeletionAction(argparse.Action):
-    """``-:EVENT``, a definition that is also an option with a value."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        """Take the definition."""
-        del parser
-        namespace.definitions = (*namespace.definitions, f"{option_string}{values}")
-
-
-class FilterAction(argparse.Action):
-    """``--filter EXPR``, for the definition before it; ``filters`` has it by that one's index."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        """Take the filter."""
-        del parser, option_string
-        last = len(namespace.definitions) - 1
-        if last < 0:
-            raise argparse.ArgumentError(self, "must follow the definition that it is for")
-        if last in namespace.filters:
-            raise argparse.ArgumentError(self, "this definition has one already: use &&")
-        namespace.filters = {**namespace.filters, last: str(values)}
 
 
 def duration(text: str) -> float:
@@ -230,14 +141,14 @@ def add_definitions(parser: argparse.ArgumentParser) -> None:
     """Add definitions, and deletions, which are options by their form."""
     parser.add_argument(
         "definitions",
-        action=DefinitionAction,
+        action=actions.DefinitionAction,
         metavar="DEFINITION",
         help="a probe, @FILE with one per line, or - for standard input; options may stand between",
     )
     parser.add_argument(
         "-:",
         dest="definitions",
-        action=DeletionAction,
+        action=actions.DeletionAction,
         default=(),
         metavar="[GROUP/]EVENT",
         help="a definition, too: take away an event that those before it have made",

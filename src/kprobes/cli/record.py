@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     trace.add_begin(parser)
     trace.add_probing(parser)
+    trace.add_triggers(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -64,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--snapshot",
         type=options.size,
         metavar="SIZE",
-        help="keep only the last SIZE, in memory; write it at SIGUSR2 and at the end",
+        help="keep only the last SIZE, in memory; write it at SIGUSR2, at hits with a trigger "
+        "snapshot, and at the end",
     )
     parser.set_defaults(
         max_events=None, until_panic=None, hang_timeout=None, output=None, format="text"

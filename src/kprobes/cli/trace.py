@@ -1,37 +1,62 @@
 """``kprobe trace``: arm definitions, print their events as they come, and put everything back."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from kprobes.cli import options
-from kprobes.cli.options import FilterAction, check_command, choose_target, is_host
+from kprobes.cli.actions import DisabledAction, FilterAction, TriggerAction
+from kprobes.cli.options import check_command, choose_target, is_host
 from kprobes.errors import DefinitionError, UsageError
 
 if TYPE_CHECKING:
     from kprobes.cli.terminal import Stop
 
 
-def grouped(words: Sequence[str], filters: Mapping[int, str]) -> list[tuple[list[str], str]]:
-    """Return definitions with their filter, those in a row with the same one together."""
-    found: list[tuple[list[str], str]] = []
+class Given(NamedTuple):
+    """Definitions as text, with what was given for all of them."""
+
+    words: list[str]
+    filter: str = ""
+    triggers: tuple[str, ...] = ()
+    is_enabled: bool = True
+    text: str = ""
+
+
+def grouped(
+    words: Sequence[str],
+    filters: Mapping[int, str],
+    triggers: Mapping[int, tuple[str, ...]],
+    disabled: Collection[int] = (),
+) -> list[Given]:
+    """Return definitions with what was given for them, those in a row with the same together.
+
+    Args:
+        words: the definitions.
+        filters: by their index.
+        triggers: likewise; no two definitions share one.
+        disabled: the indices of those that are.
+    """
+    found: list[Given] = []
     for index, word in enumerate(words):
-        chosen = filters.get(index, "")
-        if found and found[-1][1] == chosen:
-            found[-1][0].append(word)
+        chosen, fired = filters.get(index, ""), triggers.get(index, ())
+        given = Given([word], chosen, fired, index not in disabled)
+        if found and not fired and found[-1][1:] == given[1:]:
+            found[-1].words.append(word)
         else:
-            found.append(([word], chosen))
+            found.append(given)
     return found
 
 
 NAME = "trace"
 HELP = "arm probes and print their events"
-USAGE = "kprobe trace [options] [DEFINITION [--filter EXPR]]... [-- COMMAND...]"
+USAGE = "kprobe trace [options] [DEFINITION [--filter EXPR] [--trigger TEXT]...]... [-- COMMAND...]"
 EPILOG = """\
 examples:
   kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
   kprobe trace 'r:read vfs_read got=$retval:s64' --filter 'got > 4096' -- dd if=/bin/busybox bs=64k
+  kprobe trace 'r:read vfs_read got=$retval:s64' --trigger 'stop if got < 0' -- cat /etc
   kprobe trace -t qemu:localhost:1234 @probes.txt --duration 10s -o out.txt
 
 A definition is what the kernel's kprobe_events file takes:
@@ -45,6 +70,7 @@ A file for --python has handlers such as
   def opened(dfd, filename, how): print(filename.string(), hex(how.flags))
 which docs/howto/handlers.md describes.
 A filter is what the kernel's filter files take: FIELD OPERATOR VALUE, joined by && || ! and ().
+A trigger is what its trigger files take: COMMAND[:COUNT] [if FILTER], docs/howto/triggers.md.
 
 Ctrl-C finishes cleanly, a second one ends at once. Exit status: COMMAND's own (--exit-status), else
 0 done, 1 error, 2 usage, 3 target unreachable, 4 definition rejected, 6 events not written, or lost
@@ -87,6 +113,7 @@ def add_begin(parser: argparse.ArgumentParser) -> None:
 def add_tracing(parser: argparse.ArgumentParser) -> None:
     """Add what every trace has, whatever guest it is of."""
     add_probing(parser)
+    add_triggers(parser)
     _add_limit(parser)
     _add_output(parser)
 
@@ -110,6 +137,9 @@ def add_probing(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(
         command=(),
         filters={},
+        triggers={},
+        disabled=frozenset(),
+        tracing_off=False,
         until_shutdown=False,
         has_ended=_never,
         has_console=False,
@@ -128,6 +158,29 @@ def add_probing(parser: argparse.ArgumentParser) -> None:
     options.add_limits(parser)
     options.add_kernel_files(parser)
     options.add_quiet(parser)
+
+
+def add_triggers(parser: argparse.ArgumentParser) -> None:
+    """Add what hits do besides being recorded."""
+    parser.add_argument(
+        "--trigger",
+        action=TriggerAction,
+        metavar="TEXT",
+        help="do something at hits of the definition before it, COMMAND[:COUNT] [if FILTER]: "
+        "traceon, traceoff, stop, stacktrace, snapshot, enable_event:GROUP:EVENT, disable_event; "
+        "can be given again",
+    )
+    parser.add_argument(
+        "--disabled",
+        action=DisabledAction,
+        nargs=0,
+        help="define what is before it disabled: a trigger enable_event, or --control, enables it",
+    )
+    parser.add_argument(
+        "--tracing-off",
+        action="store_true",
+        help="record nothing until a trigger traceon turns tracing on",
+    )
 
 
 def _never() -> bool:
@@ -247,10 +300,9 @@ def prepared(args: argparse.Namespace, out: BinaryIO) -> "Callable[[Stop | None]
         UsageError: options that make no sense, or a file that cannot be read or written.
         DefinitionError: a definition is wrong whatever the kernel.
     """
-    from kprobes.cli.definitions import add_place, read_definitions, read_script
+    from kprobes.cli.definitions import add_place, read_script
     from kprobes.cli.files import check_ready
     from kprobes.cli.output import check_writable
-    from kprobes.transport.qemu_command import DEFAULT_ARCH
 
     if not args.definitions and args.python is None:
         raise UsageError("nothing to trace: give a definition, or --python FILE")
@@ -258,9 +310,7 @@ def prepared(args: argparse.Namespace, out: BinaryIO) -> "Callable[[Stop | None]
         raise UsageError("--hang-timeout is for --until-panic SIZE")
     if args.cpu is not None and args.python is not None:
         raise UsageError("--cpu is for definitions, not for the handlers of --python")
-    groups = grouped(args.definitions, filters_of(args))
-    arch = DEFAULT_ARCH if args.target is None and args.arch is None else args.arch
-    texts = [(read_definitions(words, arch=arch), filter_text) for words, filter_text in groups]
+    texts = _given(args)
     if args.output is not None:
         check_writable(args.output)
     if args.ready is not None:
@@ -277,6 +327,19 @@ def prepared(args: argparse.Namespace, out: BinaryIO) -> "Callable[[Stop | None]
             raise
 
     return begin
+
+
+def _given(args: argparse.Namespace) -> list[Given]:
+    from kprobes.cli.definitions import read_definitions
+    from kprobes.lang.trigger import parse_trigger
+    from kprobes.transport.qemu_command import DEFAULT_ARCH
+
+    arch = DEFAULT_ARCH if args.target is None and args.arch is None else args.arch
+    groups = grouped(args.definitions, filters_of(args), args.triggers, args.disabled)
+    texts = [each._replace(text=read_definitions(each.words, arch=arch)) for each in groups]
+    for text in (text for given in texts for text in given.triggers):
+        parse_trigger(text)
+    return texts
 
 
 def filters_of(args: argparse.Namespace) -> dict[int, str]:

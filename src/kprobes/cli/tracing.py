@@ -24,6 +24,7 @@ from kprobes.cli.output import LimitSink, NoEvents, Output, open_output
 from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import BootWait, WaitedError, check_options, opened, opened_host
 from kprobes.cli.terminal import Progress, Stop, counted, print_bytes, print_message
+from kprobes.cli.trace import Given
 from kprobes.cli.until_panic import EndOfLog, LastEvents
 from kprobes.cli.workload import Workload
 from kprobes.counting import with_trigger
@@ -36,7 +37,9 @@ from kprobes.errors import (
     RefusedError,
     UsageError,
 )
+from kprobes.event_table import TraceProbe
 from kprobes.histogram import Histogram
+from kprobes.lang.trigger import names_target
 from kprobes.model.definition import Kind
 from kprobes.model.events import Counts, Hits
 from kprobes.model.options import Options
@@ -123,7 +126,7 @@ class Until(Struct, kw_only=True):
 
 def trace(
     args: argparse.Namespace,
-    texts: Sequence[tuple[str, str]],
+    texts: Sequence[Given],
     out: BinaryIO,
     script: Script | None = None,
     stop: Stop | None = None,
@@ -132,7 +135,7 @@ def trace(
 
     Args:
         args: the options.
-        texts: definitions, each with a filter.
+        texts: definitions, with what was given for them.
         out: where events go.
         script: of handlers, or None.
         stop: the user's wish, where there is more to end than this.
@@ -155,7 +158,7 @@ class _Tracer(Struct, kw_only=True):
     """
 
     args: argparse.Namespace
-    texts: Sequence[tuple[str, str]]
+    texts: Sequence[Given]
     out: BinaryIO
     script: Script | None
     stop: Stop
@@ -323,7 +326,7 @@ def _writer(args: argparse.Namespace, out: BinaryIO) -> RecordingWriter:
 
 
 def _define(
-    args: argparse.Namespace, session: "AnySession", texts: Sequence[tuple[str, str]], stop: Stop
+    args: argparse.Namespace, session: "AnySession", texts: Sequence[Given], stop: Stop
 ) -> None:
     _check_cpus(args, session.driver)
     session.options = Options(
@@ -332,20 +335,30 @@ def _define(
         limits=limits(args),
         hang_timeout_s=_hang_timeout_s(args),
         until_shutdown=args.until_shutdown,
+        tracing_on=not args.tracing_off,
+        keeps_end=args.snapshot is not None,
         warn=_warn,
         checkpoint=stop.check,
     )
     session.choose_tasks(
         pids=args.pid or (), comms=args.comm or (), tgids=args.tgid or (), follow=args.follow
     )
-    for text, filter_text in texts:
-        session.probe(
-            text,
-            filter=filter_text,
+    later: list[tuple[TraceProbe, str]] = []
+    for given in texts:
+        now = [each for each in given.triggers if not names_target(each)]
+        probe = session.probe(
+            given.text,
+            filter=given.filter,
+            triggers=now,
+            enabled=given.is_enabled,
             duration=args.call_duration,
             exits=args.exits,
             stacktrace=has_stacks(args),
         )
+        later += [(probe, each) for each in given.triggers if each not in now]
+    # Another event's definition may stand after that of the trigger.
+    for probe, trigger in later:
+        probe.trigger(trigger)
     _check_returns(args, session)
     if args.counting is not None:
         driver = session.driver
@@ -454,6 +467,8 @@ class _Run:
                     self._count()
             raise
         self._count()
+        if self._session.driver.is_stopped and not self._args.quiet:
+            _warn("a trigger has ended the trace")
 
     def _count(self) -> None:
         self._hits, self._calls = self._session.hits(), _calls(self._session)

@@ -307,6 +307,7 @@ def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
     if any(fetch.is_stack for probe in form.recorded for fetch in probe.fetches):
         place = out.value("ptr", f"alloca [{len(arch.registers)} x i64], align 8")
         pt_regs = out.value("i64", f"ptrtoint {place} to i64")
+    fields = [probe.definition.synthetic_fields for probe in form.recorded]
     # A hit that records at the entry and keeps the time for the return reads the clock once.
     is_timed = any(each.returns.is_timed for each in form.returning)
     return Context(
@@ -318,6 +319,7 @@ def _context(arch: Arch, abi: GuestAbi, form: Form) -> Context:
         link=link,
         result=result,
         pt_regs=pt_regs,
+        asked_stack=out.variable() if any(e.is_stack_triggered for e in fields) else None,
         stamped=out.variable() if is_timed and form.probes else None,
     )
 

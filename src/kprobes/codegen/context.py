@@ -54,6 +54,8 @@ class Context(Struct, kw_only=True):
         early: by index, fields of the probe that the filter has fetched on every way to here.
         returned: the call that returns, where return probes record.
         pt_regs: where one is for the guest's unwinder; None where no stack is recorded.
+        asked_stack: a variable that is 0 where no trigger has asked for the hit's stack; only where
+            there are such triggers.
         stamped: a variable with the time of the hit's last record, 0 before there is one; only
             where somebody asks for it.
         parts: of the guest-side runtime that are called, with what they declare, in IR.
@@ -70,6 +72,7 @@ class Context(Struct, kw_only=True):
     early: dict[int, Early] = field(default_factory=dict[int, Early])
     returned: Returned | None = None
     pt_regs: Value | None = None
+    asked_stack: Value | None = None
     stamped: Value | None = None
     parts: dict[str, str] = field(default_factory=dict[str, str])
 

@@ -11,6 +11,7 @@ from kprobes.codegen import per_cpu
 from kprobes.codegen.context import Context, Returned
 from kprobes.codegen.ir import Value, const
 from kprobes.model.abi import MAX_DEPTH, MAX_DYNAMIC, MAX_STRING
+from kprobes.model.definition import STACKTRACE
 from kprobes.model.plan import INSTANCE_COUNTER, INSTANCE_VALUES
 from kprobes.model.resolved import (
     CommValue,
@@ -320,9 +321,21 @@ def _store_stack(context: Context, item: FieldFetch, address: Value, end: Value)
     f = context.out
     if not isinstance(item.operand, StackTraceValue):
         raise TypeError(f"{item.operand} is no stack")
-    count = _walk(context, item.operand, f.op("add", address, end))
-    place = f.op("add", address, item.field.offset)
-    return _locate(context, place, end, f.op("shl", count, 3))
+    to, place = (f.op("add", address, at) for at in (end, item.field.offset))
+    if context.asked_stack is None or item.field.name != STACKTRACE:
+        return _locate(context, place, end, f.op("shl", _walk(context, item.operand, to), 3))
+    before, asked, walked, done = (f.label(hint) for hint in ("before", "asked", "walked", "done"))
+    f.jump(before)
+    f.place(before)
+    f.branch(f.compare("ne", f.read(context.asked_stack), 0), asked, done)
+    f.place(asked)
+    found = f.op("shl", _walk(context, item.operand, to), 3)
+    f.jump(walked)
+    f.place(walked)
+    f.jump(done)
+    f.place(done)
+    size = f.phi({before: const(0), walked: found})
+    return _locate(context, place, end, size)
 
 
 def _walk(context: Context, operand: StackTraceValue, to: Value) -> Value:

@@ -303,8 +303,9 @@ def quick_steps(probe: Resolved) -> int:
     """Return how many of a filter's first steps can come before the guard.
 
     Nothing after them leads back, and a hit comes out of them rejected or at the next step.
+    None where triggers come before the filter.
     """
-    if probe.filter is None:
+    if probe.filter is None or probe.triggers:
         return 0
     steps = probe.filter.steps
     plain = next((n for n, s in enumerate(steps) if _needs_guard(probe, s.test)), len(steps))

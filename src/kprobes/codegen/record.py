@@ -6,7 +6,7 @@ The record is written down in ``model.resolved``, the reservation in docs/refere
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from kprobes.codegen import fetch, filters, guard, hist, per_cpu
+from kprobes.codegen import fetch, filters, guard, hist, per_cpu, trigger
 from kprobes.codegen.context import Context
 from kprobes.codegen.ir import Function, Value, const
 from kprobes.model import resolved
@@ -76,15 +76,14 @@ def emit_probe(context: Context, probe: Resolved, index: int) -> None:
         guard.enter(context, f"event{index}", out)
     elif context.abi.is_guarded and not is_held:
         guard.check(context, f"event{index}", out)
-    leave = context.out.label("leave")
     emitter = filter_emitter(context, probe, f"event{index}")
-    emitter.emit_rest(leave)
-    if probe.hist is None:
-        _emit_record(context, probe, index, leave)
-    else:
-        hist.emit(emitter, index)
-    context.out.jump(leave)
-    context.out.place(leave)
+    with trigger.around(emitter) as unrecorded:
+        emitter.emit_rest(unrecorded)
+        if probe.hist is None:
+            trigger.ask_stack(emitter)
+            _emit_record(context, probe, index, unrecorded)
+        else:
+            hist.emit(emitter, index)
     if guarded:
         guard.leave(context)
     context.out.jump(out)

@@ -3,7 +3,7 @@
 What compiled code must know of it and of the guest.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -22,13 +22,17 @@ from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import readers, task_abi
 from kprobes.guest.link import Program, instance_counts, instances_size
 from kprobes.guest.notes import NotesWriter, begin_notes
+from kprobes.guest.planner import Prepared
 from kprobes.guest.recorder import Recorder
 from kprobes.guest.release import free, trap_text
 from kprobes.guest.stacks import are_inside, is_anyone_inside, returned_to
+from kprobes.guest.triggers import TriggerWords
 from kprobes.histogram import Histogram
 from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import Definition, Kind
+from kprobes.model.options import Wanted
 from kprobes.model.plan import Plan
+from kprobes.model.trigger import WORDS_SIZE
 from kprobes.model.upcall import UpcallGroup
 from kprobes.ports import Text
 from kprobes.sinks.names import TraceSource
@@ -50,7 +54,9 @@ class Allocator:
         recorder: of its rings; likewise, but kept.
         counts_hits: whether code counts and times hits.
         is_guarded: whether any probe calls the guest's functions, so that all look at the guard.
+        is_switched: whether tracing may be off at times, so that all look at that.
         tables: of hist triggers.
+        words: of other triggers; None before there are any.
     """
 
     def __init__(
@@ -71,7 +77,8 @@ class Allocator:
         self.arena: Arena | None = None
         self.recorder: Recorder | None = None
         self.tables = HistTables()
-        self.is_guarded = self.counts_hits = False
+        self.words: TriggerWords | None = None
+        self.is_guarded = self.counts_hits = self.is_switched = False
         self._journal = journal
         self._size = size
         self._warn = warn
@@ -191,6 +198,85 @@ class Allocator:
                     patcher.notes.change((), ())
         return all(each.instances is None for each in pool.retired)
 
+    def begin(self, guest: Guest, prepared: Prepared, wanted: Wanted) -> None:
+        """Begin a recording, while nothing is armed: all that is counted begins at zero.
+
+        Args:
+            guest: that it is of.
+            prepared: what is armed first, as errors are of ``allocate``.
+            wanted: what is recorded.
+        """
+        _, recorder = self.allocate(guest, prepared.new, prepared.waiting)
+        recorder.begin()
+        self.tables.begin()
+        if self.words is not None:
+            with guest.readable():
+                self.words.begin(is_tracing=wanted.options.tracing_on)
+
+    def adapt(self, guest: Guest, patcher: TextPatcher, prepared: Prepared, wanted: Wanted) -> bool:
+        """Have code that is linked from now on suit what is wanted; ``take_back`` undoes it.
+
+        Args:
+            guest: that runs it.
+            patcher: whose code it is.
+            prepared: what is linked next.
+            wanted: all that is then.
+
+        Returns:
+            Whether what is armed has to be linked anew: it must look at the guard, or count, or
+            look whether tracing is on, or need not any more.
+        """
+        was_armed, before = patcher.is_armed, self.state
+        calls_guest = any(plan.calls_guest for plan in prepared.new)
+        was_guarded = self.is_guarded and was_armed
+        self.is_guarded = was_guarded or bool(prepared.waiting) or calls_guest
+        self.counts_hits, self.is_switched = wanted.options.limits.counts_hits, wanted.is_switched
+        if wanted.switches or self.is_switched:
+            self._take_words(guest, wanted)
+        self.set_abi(guest, patcher)
+        return was_armed and self.state != before
+
+    @property
+    def state(self) -> tuple[bool, bool, bool]:
+        """What all code depends on."""
+        return self.is_guarded, self.counts_hits, self.is_switched
+
+    def take_back(self, guest: Guest, patcher: TextPatcher, state: tuple[bool, bool, bool]) -> None:
+        """Have code suit what it did before.
+
+        Args:
+            guest: that runs it.
+            patcher: whose code it is.
+            state: as it was.
+        """
+        self.is_guarded, self.counts_hits, self.is_switched = state
+        self.set_abi(guest, patcher)
+
+    def switch(self, guest: Guest, wanted: Wanted) -> None:
+        """Switch events whose state is another one than was wanted before."""
+        if self.words is not None:
+            with guest.readable():
+                self.words.switch(wanted.switches)
+
+    def left(self, guest: Guest, triggers: Iterable[int]) -> dict[int, int]:
+        """Return what is left of the counts of triggers that are armed, by their numbers."""
+        if self.words is None:
+            return {}
+        with guest.readable():
+            return self.words.left(triggers)
+
+    def _take_words(self, guest: Guest, wanted: Wanted) -> None:
+        if self.words is None:
+            with guest.stub.paused():
+                addr = arenas.allocate_table(self._injector(guest), guest.kernel, WORDS_SIZE)
+            self.words = TriggerWords(guest.memory, addr)
+            with guest.readable():
+                self.words.begin(is_tracing=wanted.options.tracing_on)
+        with guest.readable():
+            self.words.add(wanted)
+        if self.recorder is not None:
+            self.recorder.words = self.words
+
     def set_abi(self, guest: Guest, patcher: TextPatcher) -> None:
         """Have code that is linked from now on know where trampolines may be, and of the guard."""
         patcher.linker.set_abi(self.abi(guest, patcher.linker.pool.near))
@@ -220,6 +306,8 @@ class Allocator:
             thread_size=guest.arch.thread_size,
             clock=recorder.clock.function,
             ns_per_count=round(recorder.clock.tick_s * 10**9 * 2**32) if self.has_ns else 1 << 32,
+            words=None if self.words is None else self.words.addr,
+            is_switched=self.is_switched,
             is_guarded=self.is_guarded or recorder.clock.function is not None,
         )
 

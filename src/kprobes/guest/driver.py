@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import SupportsIndex
@@ -49,7 +49,7 @@ from kprobes.lang.parser import each_statement
 from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import NO_COUNTS, Counts, Events, Hits, Loads
 from kprobes.model.kernel import Kernel
-from kprobes.model.options import Limits, Options, Wanted
+from kprobes.model.options import Options, Wanted
 from kprobes.model.override import Override, OverrideCounts
 from kprobes.model.plan import Plan
 from kprobes.model.resolved import RecordLayout, Resolved
@@ -170,13 +170,18 @@ class GuestDriver:
         """Let a definition go that will not be wanted again; a new one never was."""
         self._planner.resolver.forget(definition, is_new=is_new)
 
+    def left(self, triggers: Iterable[int]) -> dict[int, int]:
+        """Return how often triggers that have a count may still do something, by their numbers."""
+        with self._changing:
+            return self._allocator.left(self.guest, triggers)
+
     def event_ids(self, definition: Definition) -> list[int]:
         """Return the numbers of a definition's events in what is counted."""
         return self._planner.resolver.numbers_of(definition)
 
-    def replace_filter(self, old: Definition, new: Definition) -> None:
-        """Take a definition for another one, which differs in its filter, and goes on counting."""
-        self._planner.resolver.replace_filter(old, new)
+    def replace_definition(self, old: Definition, new: Definition) -> None:
+        """Take a definition for one with another filter, or triggers; it goes on counting."""
+        self._planner.resolver.replace_definition(old, new)
 
     def apply(self, change: Callable[[Wanted], Wanted], *, begins: bool = False) -> None:
         """Arm and disarm what differs from what is armed, while the rest goes on; all, or nothing.
@@ -197,7 +202,7 @@ class GuestDriver:
                 self._left_out = ()
             prepared = self.prepare(wanted)
             if begins:
-                self._begin(prepared)
+                self._begin(prepared, wanted)
                 self._watch.begin(wanted.options)
             self._change(prepared, wanted)
             if begins and self.is_early:
@@ -297,6 +302,12 @@ class GuestDriver:
     def is_paused(self) -> bool:
         """Whether the guest stands still, and probes are armed when it goes on."""
         return self.guest.stub.stands()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a trigger ``stop`` has ended the recording."""
+        recorder = self._allocator.recorder
+        return recorder is not None and recorder.is_stopped
 
     @property
     def pauses(self) -> tuple[float, int]:
@@ -472,10 +483,8 @@ class GuestDriver:
         except KprobesError as error:
             self._warn(str(error))
 
-    def _begin(self, prepared: Prepared) -> None:
-        _, recorder = self._allocator.allocate(self.guest, prepared.new, prepared.waiting)
-        recorder.begin()
-        self._allocator.tables.begin()
+    def _begin(self, prepared: Prepared, wanted: Wanted) -> None:
+        self._allocator.begin(self.guest, prepared, wanted)
         self._recorded = {}
         if self._patcher is None or self._allocator.tidy(self.guest, self._patcher):
             # No call in progress returns to code that still has their numbers.
@@ -484,16 +493,15 @@ class GuestDriver:
     def _change(self, prepared: Prepared, wanted: Wanted, lost: Sequence[Text] = ()) -> None:
         if prepared.new or prepared.gone:
             patcher, recorder = self._opened(prepared)
-            before = self._allocator.is_guarded, self._allocator.counts_hits
+            before = self._allocator.state
             try:
-                if self._prepare_code(prepared, patcher, wanted.options.limits):
-                    # Everything must look at the guard, or count, from now on, also what stays.
+                if self._allocator.adapt(self.guest, patcher, prepared, wanted):
                     prepared = self._planner.plan(wanted, lost, is_anew=True)
                 self._patch(patcher, recorder, prepared, wanted.options)
             except BaseException:
-                self._allocator.is_guarded, self._allocator.counts_hits = before
-                self._allocator.set_abi(self.guest, patcher)
+                self._allocator.take_back(self.guest, patcher, before)
                 raise
+        self._allocator.switch(self.guest, wanted)
         for error in prepared.errors:
             self._warn(str(error))
         self._recorded |= {probe.layout.event_id: probe for probe in prepared.come}
@@ -548,17 +556,6 @@ class GuestDriver:
             abi = allocator.abi(guest, arena.programs[:1])
             self._patcher = TextPatcher(guest, arena, abi, self._journal, self._patched)
         return self._patcher, recorder
-
-    def _prepare_code(self, prepared: Prepared, patcher: TextPatcher, limits: Limits) -> bool:
-        # Return whether what is armed has to be linked anew.
-        allocator, was_armed = self._allocator, patcher.is_armed
-        was_guarded, did_count = allocator.is_guarded and was_armed, allocator.counts_hits
-        calls_guest = any(plan.calls_guest for plan in prepared.new)
-        allocator.is_guarded = was_guarded or bool(prepared.waiting) or calls_guest
-        allocator.counts_hits = limits.counts_hits
-        allocator.set_abi(self.guest, patcher)
-        is_as_before = allocator.is_guarded == was_guarded and allocator.counts_hits == did_count
-        return was_armed and not is_as_before
 
     def _is_of_modules(self, plan: Plan) -> bool:
         # A module that goes takes what is armed in it along, as long as that is noticed.

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from kprobes.errors import KprobesError, RefusedError
 from kprobes.guest.guest import Guest
 from kprobes.guest.places import FindSite, Places, places_of, unchecked
-from kprobes.guest.prepare import Resolver, Single, with_filter, with_hist
+from kprobes.guest.prepare import Resolver, Single, with_options
 from kprobes.guest.returns import ReturnPlanner
 from kprobes.guest.text import Instructions, has_text
 from kprobes.lang.filter import task_filter
@@ -378,7 +378,7 @@ class _Change:
         if probe is None:
             state.waiting[single.event_id] = single
             return
-        found = with_filter(with_hist(probe, self._options.trigger), self._guest, self._tasks)
+        found = with_options(probe, self._guest, self._tasks, trigger=self._options.trigger)
         table, dirty = self._table(single)
         at, placed = probe.layout.ip, (single.sequence, found)
         others = table.get(at, ())

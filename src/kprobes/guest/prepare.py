@@ -32,8 +32,47 @@ from kprobes.model.filter import Filter, every
 from kprobes.model.hist import HistTable
 from kprobes.model.kernel import span_of
 from kprobes.model.resolved import Resolved
+from kprobes.model.trigger import CompiledTrigger
 from kprobes.resolve.hist import known_fields
 from kprobes.resolve.resolve import check_alike, filter_fields
+
+
+def with_options(
+    probe: Resolved, guest: Guest, tasks: Filter | None, *, trigger: str = ""
+) -> Resolved:
+    """Give a probe what its definition says of hits, and what a recording does.
+
+    Args:
+        probe: without any of it.
+        guest: whose probe it is.
+        tasks: what a hit must pass before everything else.
+        trigger: a hist trigger that counts hits in place of recording them; or "".
+
+    Raises:
+        DefinitionError: a filter or the trigger is wrong, or names what the event has not.
+    """
+    return with_triggers(with_filter(with_hist(probe, trigger), guest, tasks), guest, tasks)
+
+
+def with_triggers(probe: Resolved, guest: Guest, tasks: Filter | None) -> Resolved:
+    """Give a probe the triggers of its definition.
+
+    Args:
+        probe: without any.
+        guest: whose probe it is.
+        tasks: what a hit must pass before that.
+
+    Raises:
+        DefinitionError: the filter of one is wrong, or names what the event has not.
+    """
+    definition = probe.definition
+    if not (definition.triggers or definition.switch):
+        return probe
+    triggers = tuple(
+        CompiledTrigger(trigger=each, filter=_filter(probe, guest, tasks, each.filter))
+        for each in definition.triggers
+    )
+    return replace(probe, triggers=triggers, switch=definition.switch)
 
 
 def with_filter(probe: Resolved, guest: Guest, tasks: Filter | None) -> Resolved:
@@ -47,12 +86,15 @@ def with_filter(probe: Resolved, guest: Guest, tasks: Filter | None) -> Resolved
     Raises:
         DefinitionError: the filter is wrong, or names what the event has not.
     """
-    text = probe.definition.filter
-    if not text and tasks is None:
-        return probe
-    own = parse_filter(text, _known(probe, guest)) if text else None
-    chosen = every([each for each in (tasks, own) if each is not None])
+    chosen = _filter(probe, guest, tasks, probe.definition.filter)
     return replace(probe, filter=chosen) if chosen is not None else probe
+
+
+def _filter(probe: Resolved, guest: Guest, tasks: Filter | None, text: str) -> Filter | None:
+    if not text:
+        return tasks
+    own = parse_filter(text, _known(probe, guest))
+    return every([each for each in (tasks, own) if each is not None])
 
 
 def with_hist(probe: Resolved, trigger: str) -> Resolved:
@@ -209,16 +251,17 @@ class Resolver:
         if known is not None:
             self._drop(known[1], is_new=is_new)
 
-    def replace_filter(self, old: Definition, new: Definition) -> None:
-        """Take a definition for another one that differs in its filter: its numbers stay."""
+    def replace_definition(self, old: Definition, new: Definition) -> None:
+        """Take a definition for one with another filter, or triggers: its numbers stay."""
         known = self._known.pop(id(old), None)
         if known is None:
             return
         found: list[Single] = []
+        state = {name: getattr(new, name) for name in ("filter", "triggers", "switch")}
         for single in known[1]:
-            definition, probe = replace(single.definition, filter=new.filter), single.probe
+            definition, probe = replace(single.definition, **state), single.probe
             if probe is not None:
-                probe = replace(probe, definition=replace(probe.definition, filter=new.filter))
+                probe = replace(probe, definition=replace(probe.definition, **state))
             other = replace(single, definition=definition, probe=probe)
             self._same(definition)[single.event_id] = other
             found.append(other)

@@ -21,6 +21,7 @@ from kprobes.guest.arena import LOADS_SIZE, MISSED_SIZE, Arena
 from kprobes.guest.clock import AnyClock
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.rings import MappedRange, open_rings
+from kprobes.guest.triggers import TriggerWords
 from kprobes.model.abi import LOAD_SIZE, SLACK
 from kprobes.model.events import NO_EVENTS, Counts, Events
 from kprobes.model.recording import RecordedRound
@@ -65,6 +66,8 @@ class Recorder:
         writer: takes the rings' bytes, of which nothing is decoded then; None where events are to
             be had.
         warn: is given, once, what is wrong with the guest's clock, for people.
+        words: of triggers, or None.
+        is_stopped: whether one has ended the recording; all that came before has been read.
     """
 
     def __init__(self, arena: Arena, memory: GuestMemory, clock: AnyClock) -> None:
@@ -76,6 +79,9 @@ class Recorder:
         self.check: Callable[[], None] = _nothing
         self.writer: RecordingWriter | None = None
         self.warn: Callable[[str], None] = _ignore
+        self.words: TriggerWords | None = None
+        self._snapshots: int = 0
+        self.is_stopped = False
         # Raw counters do not stand; a guest's function may give the time of its last tick.
         self._may_stand, self._may_part = clock.function is not None, True
         self._shapes = Shapes()
@@ -103,6 +109,7 @@ class Recorder:
         if self._shapes.layouts:
             self._read()
         self._new = []
+        self.is_stopped, self._snapshots = False, 0
         # The guest is never read under the lock: who drains may have it stopped, and wait for that.
         before = self._totals()
         with self._lock:
@@ -149,11 +156,19 @@ class Recorder:
         Raises:
             KprobesError: the writer cannot write; what it has not got stays in the rings.
         """
-        if self.writer is None:
-            return self._merger.push(self._read())
-        while self._keep(self.writer):
-            pass
-        return NO_EVENTS
+        words, writer = self.words, self.writer
+        is_stopped = words is not None and words.is_stopped
+        snapshots = 0 if words is None else words.snapshots
+        if writer is None:
+            events = self._merger.push(self._read())
+        else:
+            events = NO_EVENTS
+            while self._keep(writer):
+                pass
+            if snapshots != self._snapshots:
+                writer.ask()
+        self.is_stopped, self._snapshots = is_stopped, snapshots
+        return events
 
     def rest(self) -> Iterator[Events]:
         """Yield everything that is left; no probe is armed any more."""

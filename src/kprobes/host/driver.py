@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Protocol
@@ -40,6 +40,7 @@ DEFAULT_CLOCK = "local"
 """What the kernel's own traces are stamped with."""
 _COUNTERS = ("counter", "uptime", "x86-tsc")
 """Clocks of which the kernel prints numbers as they are."""
+_NO_TRIGGERS = "triggers are of guests: this machine's own kernel has them in its `trigger` files"
 _CHECK_S = 1.0
 """Between looks whether others have changed what is recorded."""
 _TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
@@ -193,6 +194,11 @@ class HostDriver:
         return False
 
     @property
+    def is_stopped(self) -> bool:
+        """Never: there are no triggers."""
+        return False
+
+    @property
     def pauses(self) -> None:
         """None: it is never paused."""
         return
@@ -246,6 +252,8 @@ class HostDriver:
         tasks = wanted.options.tasks
         with self._changing:
             self._preparer.compare_without(wanted.deleted)
+            if wanted.triggers:
+                raise NotSupportedError(_NO_TRIGGERS)
             prepared = (self._preparer.prepare(each, tasks) for each in wanted.definitions)
             probes = (probe for some in prepared for probe in some)
             return [probe for probe in probes if _id(probe) not in wanted.over_limit]
@@ -254,9 +262,14 @@ class HostDriver:
         """Let a definition go that will not be wanted again; its event goes at the end."""
         self._preparer.forget(definition, is_new=is_new)
 
-    def replace_filter(self, old: Definition, new: Definition) -> None:
+    def replace_definition(self, old: Definition, new: Definition) -> None:
         """Take a definition for another one, which differs in its filter."""
-        self._preparer.replace_filter(old, new)
+        self._preparer.replace_definition(old, new)
+
+    def left(self, triggers: Iterable[int]) -> dict[int, int]:
+        """None: there are no triggers."""
+        del triggers
+        return {}
 
     def event_ids(self, definition: Definition) -> list[int]:
         """Return the numbers of a definition's events in what is counted."""

@@ -152,7 +152,7 @@ class HostPreparer:
         self._names -= self._old_names
         self._old_names = set()
 
-    def replace_filter(self, old: Definition, new: Definition) -> None:
+    def replace_definition(self, old: Definition, new: Definition) -> None:
         """Take a definition for another one that differs in its filter."""
         if id(old) in self._known:
             _, known = self._known.pop(id(old))

@@ -216,3 +216,18 @@ def hist_error(code: HistCode, *, text: str, token: str, hint: str = "") -> Defi
     """
     column = max(text.find(token), 0)
     return DefinitionError(code.name, code.value, command=text, column=column, hint=hint)
+
+
+@unique
+class TriggerCode(Enum):
+    """One error of a trigger, all ours: the kernel says EINVAL, or EEXIST, without a word."""
+
+    UNKNOWN_COMMAND = "No such trigger"
+    NO_HIST = "A hist trigger cannot be given here"
+    NO_TARGET = "Which event? A trigger that enables or disables one names it"
+    NO_EVENT = "No such event"
+    BAD_COUNT = "Invalid count"
+    BAD_IF = "A filter is written: if FIELD OPERATOR VALUE"
+    EXISTS = "The event has such a trigger already"
+    TOO_MANY = "Too many triggers, or events that are switched"
+    NO_STACK = "The trigger has no stack to give"

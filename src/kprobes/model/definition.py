@@ -10,6 +10,7 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kprobes.model.trigger import Trigger
 from kprobes.units import Addr
 
 DURATION = "duration"
@@ -25,11 +26,13 @@ class SyntheticFields(Struct, frozen=True, kw_only=True):
         duration: of every return probe, the ns from the entry of the call to its return.
         exit: of these, the instruction by which the function was left.
         stacktrace: of every probe, the kernel's stack at the hit.
+        is_stack_triggered: whether that is empty but where a trigger ``stacktrace`` asks for it.
     """
 
     duration: bool = False
     exit: bool = False
     stacktrace: bool = False
+    is_stack_triggered: bool = False
 
 
 NO_SYNTHETIC_FIELDS = SyntheticFields()
@@ -307,6 +310,8 @@ class Definition(Struct, frozen=True, kw_only=True):
         maxactive: of ``rN``; 0 when it was not given.
         filter: of the event, as given beside the statement; "" for none.
         synthetic_fields: that its records have after its own, given beside the statement, too.
+        triggers: of the event, likewise.
+        switch: that says whether it is recorded where triggers enable and disable it; or 0.
     """
 
     command: str
@@ -319,6 +324,8 @@ class Definition(Struct, frozen=True, kw_only=True):
     maxactive: int = 0
     filter: str = ""
     synthetic_fields: SyntheticFields = NO_SYNTHETIC_FIELDS
+    triggers: tuple[Trigger, ...] = ()
+    switch: int = 0
 
 
 class Deletion(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """The options of a recording as one value, and all that is wanted of a driver as another one."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Struct
 
@@ -9,6 +10,7 @@ from kprobes.errors import UsageError
 from kprobes.model.definition import Definition
 from kprobes.model.override import Override
 from kprobes.model.plan import ReturnMethod, Strategy
+from kprobes.model.trigger import OF_TRACING, Trigger
 from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
 
@@ -88,6 +90,8 @@ class Options(Struct, frozen=True, kw_only=True):
         until_shutdown: whether a recording ends with GuestShutDownError when a guest shuts down or
             reboots, just before it does: every event is there then. Else with what it is then.
         checkpoint: called often while probes are planned and linked; it may raise to end that.
+        tracing_on: whether recordings begin with tracing on: triggers ``traceon`` may turn it on.
+        keeps_end: whether the end of recordings is kept, which triggers ``snapshot`` write.
         trigger: a hist trigger that all hits are counted by, in place of being recorded, in one
             table; or "". Of guests.
     """
@@ -100,6 +104,8 @@ class Options(Struct, frozen=True, kw_only=True):
     until_shutdown: bool = False
     warn: Callable[[str], None] = _ignore
     checkpoint: Callable[[], None] = _nothing
+    tracing_on: bool = True
+    keeps_end: bool = False
     trigger: str = ""
 
 
@@ -116,6 +122,8 @@ class Wanted(Struct, frozen=True, kw_only=True, eq=False):
         is_there: whether the place of an upcall still is: its module may have gone.
         overrides: what skips calls, after the probes of the same site and before Python; those of
             one function in the order in which they are asked.
+        switches: whether events with triggers, or that triggers name, are enabled, by their
+            switches' numbers.
     """
 
     definitions: Sequence[Definition] = ()
@@ -126,3 +134,17 @@ class Wanted(Struct, frozen=True, kw_only=True, eq=False):
     return_upcalls: Sequence[Upcall] = ()
     is_there: Callable[[Addr], bool] = _always
     overrides: Sequence[Override] = ()
+    switches: Mapping[int, bool] = MappingProxyType({})
+
+    @property
+    def triggers(self) -> list[Trigger]:
+        """All of its events, each once."""
+        found = (trigger for each in self.definitions for trigger in each.triggers)
+        return list({trigger.number: trigger for trigger in found}.values())
+
+    @property
+    def is_switched(self) -> bool:
+        """Whether tracing may be off at times."""
+        return not self.options.tracing_on or any(
+            each.command in OF_TRACING for each in self.triggers
+        )

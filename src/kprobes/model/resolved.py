@@ -30,6 +30,7 @@ from msgspec import Struct
 from kprobes.model.definition import Definition, Span
 from kprobes.model.filter import Filter, Header, Source
 from kprobes.model.hist import HistTable
+from kprobes.model.trigger import CompiledTrigger
 from kprobes.units import Addr
 
 COMMIT, COUNTER, PID, CONTEXT, COMM, HEADER = 0, 8, 16, 20, 24, 40
@@ -331,6 +332,8 @@ class Resolved(Struct, frozen=True, kw_only=True):
         fetches: in field order.
         filter: what a hit must be like to be recorded, or None.
         hist: what hits are counted in, in place of being recorded; or None.
+        triggers: what hits do, whether they are recorded or not.
+        switch: that says whether they are, or 0.
     """
 
     definition: Definition
@@ -339,6 +342,8 @@ class Resolved(Struct, frozen=True, kw_only=True):
     fetches: tuple[FieldFetch, ...]
     filter: Filter | None = None
     hist: HistTable | None = None
+    triggers: tuple[CompiledTrigger, ...] = ()
+    switch: int = 0
 
     @property
     def calls_guest(self) -> bool:
@@ -356,8 +361,9 @@ class Resolved(Struct, frozen=True, kw_only=True):
         )
 
     def filters_by(self, source: Source) -> bool:
-        """Whether the filter tests this."""
-        return self.filter is not None and source in self.filter.sources
+        """Whether the filter, or one of a trigger, tests this."""
+        filters = (self.filter, *(each.filter for each in self.triggers))
+        return any(each is not None and source in each.sources for each in filters)
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -365,7 +371,8 @@ class Resolved(Struct, frozen=True, kw_only=True):
         layout = self.layout
         extra = (layout.is_dynamic, layout.faults_offset, layout.caller_offset)
         counted = self.hist and self.hist.shape
-        return (layout.size, *extra, self.fetches, self.filter, counted)
+        triggered = self.triggers, self.switch
+        return (layout.size, *extra, self.fetches, self.filter, counted, *triggered)
 
 
 class Word(Struct, frozen=True, kw_only=True):

@@ -325,8 +325,9 @@ class TextSink:
                 continue
             stacks = map(self._stacks[field.name == STACKTRACE].__getitem__, values.tolist())
             if field.name == STACKTRACE:
-                # As of the kernel's trace option: an entry of its own.
-                lines = list(map(_ENTRY.__mod__, zip(lines, heads, stacks, strict=True)))
+                # As of the kernel's trace option, or trigger: an entry of its own.
+                entries = zip(lines, heads, stacks, strict=True)
+                lines = [_ENTRY % each if each[2] else each[0] for each in entries]
             else:
                 form = b"%b" + _literal(f" {field.name}=STACK:\n") + b"%b"
                 pairs = zip((line[:-1] for line in lines), stacks, strict=True)

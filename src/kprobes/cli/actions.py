@@ -1,0 +1,131 @@
+"""Actions of options and arguments: definitions, and what is given for each of them."""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+_TWICE = "given twice"
+
+
+class Once(argparse.Action):
+    """Stores an option's value, and refuses to do so twice: registered as argparse's ``store``."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the value."""
+        del parser
+        given = namespace.__dict__.setdefault("given", set())
+        if option_string is not None and self.dest in given:
+            raise argparse.ArgumentError(self, _TWICE)
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+class DefinitionAction(argparse.Action):
+    """``DEFINITION...``, anywhere among the options; ``definitions`` has them in their order.
+
+    argparse takes positional arguments in one run only. A subcommand's takes all that follows, and
+    parses it: so does this one.
+    """
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **names: Any) -> None:
+        super().__init__(option_strings, dest, nargs=argparse.PARSER, default=(), **names)
+        self.required = False
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the definitions up to the next option, then what follows."""
+        del option_string
+        words = [str(word) for word in values or ()]
+        options = (at for at, word in enumerate(words) if at and word[:1] == "-" != word)
+        end = next(options, len(words))
+        namespace.definitions = (*namespace.definitions, *words[:end])
+        is_inner = hasattr(namespace, "rest")
+        namespace.rest = words[end:]
+        if is_inner:
+            return
+        # A loop, as hundreds of definitions would be too deep for calls in calls.
+        while namespace.rest:
+            words, namespace.rest = namespace.rest, ()
+            parser.parse_args(words, namespace)
+        del vars(namespace)["rest"]
+
+
+class DeletionAction(argparse.Action):
+    """``-:EVENT``, a definition that is also an option with a value."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the definition."""
+        del parser
+        namespace.definitions = (*namespace.definitions, f"{option_string}{values}")
+
+
+class FilterAction(argparse.Action):
+    """``--filter EXPR``, for the definition before it; ``filters`` has it by that one's index."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the filter."""
+        del parser, option_string
+        last = _last(self, namespace)
+        if last in namespace.filters:
+            raise argparse.ArgumentError(self, "this definition has one already: use &&")
+        namespace.filters = {**namespace.filters, last: str(values)}
+
+
+class TriggerAction(argparse.Action):
+    """``--trigger TEXT``, for the definition before it, which may have several."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Take the trigger."""
+        del parser, option_string
+        last, given = _last(self, namespace), namespace.triggers
+        namespace.triggers = {**given, last: (*given.get(last, ()), str(values))}
+
+
+class DisabledAction(argparse.Action):
+    """``--disabled``, for the definition before it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Note it."""
+        del parser, values, option_string
+        namespace.disabled = namespace.disabled | {_last(self, namespace)}
+
+
+def _last(action: argparse.Action, namespace: argparse.Namespace) -> int:
+    if not namespace.definitions:
+        raise argparse.ArgumentError(action, "must follow the definition that it is for")
+    return len(namespace.definitions) - 1

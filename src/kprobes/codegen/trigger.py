@@ -1,0 +1,149 @@
+"""Trigger emitter: what a hit does before and after its event, and whether that is recorded.
+
+Triggers see every hit, whatever the event's own filter. The words that they read and write are
+drawn in ``model.trigger``; they are all CPUs', and change for the next hit that looks at them.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+from msgspec.structs import replace
+
+from kprobes.codegen.filters import Emitter
+from kprobes.codegen.ir import Value, const
+from kprobes.model.trigger import (
+    WORD_SNAPSHOTS,
+    WORD_STOPPED,
+    WORD_TRACING,
+    Command,
+    CompiledTrigger,
+    left_offset,
+    switch_offset,
+)
+
+
+# As trace_trigger_soft_disabled() and trace_event_buffer_commit() in kernel/trace:
+#
+#     tracing on? ── triggers ── switch ── filter ── record ── post triggers
+#                └───────────────┴──────────┴─────────────────┘
+#
+# Where no trigger looks at the event the kernel runs them first, and ``traceon`` counts at once.
+@contextmanager
+def around(emitter: Emitter) -> Generator[str]:
+    """Add what triggers do before and after the event, whose code is added inside.
+
+    Args:
+        emitter: of the probe's filter.
+
+    Yields:
+        The label where a hit goes that is not recorded.
+    """
+    context, probe = emitter.context, emitter.probe
+    f, unrecorded = context.out, context.out.label("unrecorded")
+    is_conditional = any(each.trigger.is_conditional for each in probe.triggers)
+    tracing = _tracing(emitter) if is_conditional else None
+    _fire(emitter, [each for each in probe.triggers if not each.trigger.is_post])
+    if probe.hist is None:
+        tracing = tracing or _tracing(emitter)
+        switch = _word(emitter, switch_offset(probe.switch)) if probe.switch else None
+        for word in (tracing, None if switch is None else f.load(switch)):
+            if word is not None:
+                on = f.label("on")
+                f.branch(f.compare("ne", word, 0), on, unrecorded)
+                f.place(on)
+    yield unrecorded
+    f.jump(unrecorded)
+    f.place(unrecorded)
+    # Not on every way to here.
+    context.early.clear()
+    is_after = (each.trigger.is_post for each in probe.triggers)
+    after = [each for each, is_it in zip(probe.triggers, is_after, strict=True) if is_it]
+    _fire(emitter, [each for each in after if each.trigger.command is not Command.STACKTRACE])
+
+
+def ask_stack(emitter: Emitter) -> None:
+    """Add what decides whether an event has its stack, where that is for a trigger to say."""
+    context, probe = emitter.context, emitter.probe
+    if context.asked_stack is None:
+        return
+    is_triggered = probe.definition.synthetic_fields.is_stack_triggered
+    context.out.assign(context.asked_stack, const(int(not is_triggered)))
+    _fire(emitter, [e for e in probe.triggers if e.trigger.command is Command.STACKTRACE])
+
+
+def _tracing(emitter: Emitter) -> Value | None:
+    if not emitter.context.abi.is_switched:
+        return None
+    return emitter.context.out.load(_word(emitter, WORD_TRACING))
+
+
+def _word(emitter: Emitter, offset: int) -> Value:
+    words = emitter.context.abi.words
+    if words is None:
+        raise ValueError("there are no words for triggers")
+    return const(words + offset)
+
+
+def _fire(emitter: Emitter, triggers: Sequence[CompiledTrigger]) -> None:
+    context, f = emitter.context, emitter.context.out
+    for each in triggers:
+        before, skip = dict(context.early), f.label("skip")
+        probe = replace(emitter.probe, filter=each.filter, triggers=())
+        own = replace(emitter, probe=probe)
+        own.emit_quick(skip)
+        own.emit_rest(skip)
+        _act(emitter, each, skip)
+        f.jump(skip)
+        f.place(skip)
+        # What its filter has fetched is not there where that was not asked, or not so far.
+        context.early.clear()
+        context.early.update(before)
+
+
+def _act(emitter: Emitter, each: CompiledTrigger, skip: str) -> None:
+    f, trigger = emitter.context.out, each.trigger
+    match trigger.command:
+        case Command.TRACEON | Command.TRACEOFF:
+            is_on = trigger.command is Command.TRACEON
+            _switch(emitter, each, (WORD_TRACING, is_on), skip)
+        case Command.ENABLE_EVENT | Command.DISABLE_EVENT:
+            is_on = trigger.command is Command.ENABLE_EVENT
+            _switch(emitter, each, (switch_offset(trigger.switch), is_on), skip)
+        case Command.STOP:
+            _count(emitter, each, skip)
+            f.put(_word(emitter, WORD_TRACING), const(0))
+            f.put(_word(emitter, WORD_STOPPED), const(1))
+        case Command.SNAPSHOT:
+            _count(emitter, each, skip)
+            f.increase(_word(emitter, WORD_SNAPSHOTS), const(1))
+        case Command.STACKTRACE:
+            _count(emitter, each, skip)
+            if emitter.context.asked_stack is not None:
+                f.assign(emitter.context.asked_stack, const(1))
+
+
+def _switch(emitter: Emitter, each: CompiledTrigger, wanted: tuple[int, bool], skip: str) -> None:
+    # Only what changes something counts: traceon_count_trigger(), event_enable_count_trigger().
+    f, (offset, is_on) = emitter.context.out, wanted
+    place, other = _word(emitter, offset), f.label("other")
+    f.branch(f.compare("eq", f.load(place), int(is_on)), skip, other)
+    f.place(other)
+    _count(emitter, each, skip)
+    f.put(place, const(int(is_on)))
+
+
+def _count(emitter: Emitter, each: CompiledTrigger, skip: str) -> None:
+    # Take one of what is left, or go on where nothing is.
+    if each.trigger.count is None:
+        return
+    f = emitter.context.out
+    place = _word(emitter, left_offset(each.trigger.number))
+    again, some, done = f.label("again"), f.label("some"), f.label("done")
+    f.jump(again)
+    f.place(again)
+    left = f.load(place)
+    f.branch(f.compare("eq", left, 0), skip, some)
+    f.place(some)
+    before = f.exchange(place, left, f.op("sub", left, 1))
+    f.branch(f.compare("eq", before, left), done, again, is_likely=True)
+    f.place(done)

@@ -1,0 +1,74 @@
+"""The words of a session's triggers in a guest, which ``model.trigger`` draws."""
+
+from collections.abc import Iterable, Mapping
+
+from kprobes.guest.guest import GuestMemory
+from kprobes.guest.rings import MappedRange
+from kprobes.model.options import Wanted
+from kprobes.model.trigger import (
+    WORD_SNAPSHOTS,
+    WORD_STOPPED,
+    WORD_TRACING,
+    WORDS_SIZE,
+    left_offset,
+    switch_offset,
+)
+from kprobes.units import Addr
+
+
+class TriggerWords:
+    """What hits and this process tell each other about triggers.
+
+    Attributes:
+        addr: where it is.
+    """
+
+    def __init__(self, memory: GuestMemory, addr: Addr) -> None:
+        """Find its pages; all of it is zero."""
+        self.addr = addr
+        self._data = MappedRange(memory, addr, WORDS_SIZE)
+        self._counted: set[int] = set()
+        self._switches: dict[int, bool] = {}
+
+    def begin(self, *, is_tracing: bool) -> None:
+        """Begin a recording, while nothing is armed: all counts are whole again."""
+        self._counted, self._switches = set(), {}
+        self._data.write(0, bytes(WORDS_SIZE))
+        self._data.set_u64(WORD_TRACING, int(is_tracing))
+
+    def add(self, wanted: Wanted) -> None:
+        """Give words that nothing looks at yet their first values."""
+        triggers = wanted.triggers
+        for each in triggers:
+            if each.number not in self._counted:
+                self._data.set_u64(left_offset(each.number), each.count or 0)
+        self._counted = {each.number for each in triggers}
+        for number, is_on in wanted.switches.items():
+            if number not in self._switches:
+                self._switch(number, is_on=is_on)
+
+    def switch(self, switches: Mapping[int, bool]) -> None:
+        """Switch events whose state has changed otherwise than by triggers."""
+        for number, is_on in switches.items():
+            if self._switches.get(number) != is_on:
+                self._switch(number, is_on=is_on)
+        self._switches = dict(switches)
+
+    def left(self, triggers: Iterable[int]) -> dict[int, int]:
+        """Return what is left of counts, by the numbers of triggers."""
+        numbers = [number for number in triggers if number in self._counted]
+        return {number: self._data.u64(left_offset(number)) for number in numbers}
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a trigger has ended the recording."""
+        return self._data.u64(WORD_STOPPED) != 0
+
+    @property
+    def snapshots(self) -> int:
+        """How many snapshots triggers have asked for."""
+        return self._data.u64(WORD_SNAPSHOTS)
+
+    def _switch(self, number: int, *, is_on: bool) -> None:
+        self._data.set_u64(switch_offset(number), int(is_on))
+        self._switches[number] = is_on

@@ -1,0 +1,112 @@
+"""Triggers: what a hit of an event does, whether it is recorded or not.
+
+Documentation/trace/events.rst, 6; Documentation/trace/histogram.rst has the trigger ``hist``.
+"""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from kprobes.model.filter import Filter
+
+
+class Command(StrEnum):
+    """What a trigger does; the value is the kernel's word, but for the last."""
+
+    TRACEON = "traceon"
+    TRACEOFF = "traceoff"
+    SNAPSHOT = "snapshot"
+    STACKTRACE = "stacktrace"
+    ENABLE_EVENT = "enable_event"
+    DISABLE_EVENT = "disable_event"
+    STOP = "stop"
+    """Ours: ends the recording."""
+
+
+OF_TARGETS = frozenset({Command.ENABLE_EVENT, Command.DISABLE_EVENT})
+"""Those that name another event."""
+OF_TRACING = frozenset({Command.TRACEON, Command.TRACEOFF, Command.STOP})
+"""Those that say whether anything is recorded."""
+_POST = frozenset({Command.TRACEOFF, Command.STACKTRACE, Command.STOP})
+
+
+class Trigger(Struct, frozen=True, kw_only=True):
+    """A trigger of one event.
+
+    Attributes:
+        command: what it does.
+        target: the event that is enabled or disabled, ``GROUP:EVENT``; else "".
+        count: how often it does that at most, or None.
+        filter: for which hits, in the kernel's language; or "".
+        number: tells its count from those of a session's others.
+        switch: of its target.
+    """
+
+    command: Command
+    target: str = ""
+    count: int | None = None
+    filter: str = ""
+    number: int = 0
+    switch: int = 0
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """What an event has one of at most: its type to the kernel, and the target."""
+        if self.command in OF_TARGETS:
+            return "event", self.target
+        is_tracing = self.command in (Command.TRACEON, Command.TRACEOFF)
+        return "tracing" if is_tracing else self.command.value, ""
+
+    @property
+    def is_post(self) -> bool:
+        """Whether it comes after the event: EVENT_CMD_FL_POST_TRIGGER."""
+        return self.command in _POST
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether it looks at the event: update_cond_flag()."""
+        return self.is_post or bool(self.filter)
+
+    def listed(self, left: int | None) -> str:
+        """Return the line of the event's ``trigger`` file: event_trigger_print().
+
+        Args:
+            left: how often it may still do it; None for its ``count``.
+        """
+        names = [self.command.value, *([self.target] if self.target else [])]
+        count = (
+            "unlimited" if self.count is None else f"count={self.count if left is None else left}"
+        )
+        return ":".join([*names, count]) + (f" if {self.filter}" if self.filter else "")
+
+
+class CompiledTrigger(Struct, frozen=True, kw_only=True):
+    """A trigger of a probe, with its filter as a program; None where it holds for every hit."""
+
+    trigger: Trigger
+    filter: Filter | None = None
+
+
+# The words of a session's triggers in a guest, all u64; the page is the session's own:
+#
+#     0         8         16          64                            64 + 8 * MOST
+#     [tracing] [stopped] [snapshots] [switch 0] [switch 1] ...     [left of 0] [left of 1] ...
+#
+# ``tracing`` and a switch are 1 where events are recorded, and 0 where they are not. A trigger
+# without a count looks at none.
+WORD_TRACING, WORD_STOPPED, WORD_SNAPSHOTS = 0, 8, 16
+MOST = 252
+"""Triggers of a session, and events that are switched or have some; number 0 is nobody's."""
+_SWITCHES = 64
+_LEFT = _SWITCHES + 8 * MOST
+WORDS_SIZE = _LEFT + 8 * MOST
+
+
+def switch_offset(number: int) -> int:
+    """Return where a switch is among the words."""
+    return _SWITCHES + 8 * number
+
+
+def left_offset(number: int) -> int:
+    """Return where the count of a trigger is among the words."""
+    return _LEFT + 8 * number

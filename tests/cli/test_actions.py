@@ -1,0 +1,84 @@
+"""Options of single definitions on a command line."""
+
+import argparse
+
+import pytest
+
+from kprobes.cli import trace
+from kprobes.cli.trace import grouped
+
+
+def _parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    trace.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "definitions", "filters"),
+    [
+        (["p a"], ("p a",), {}),
+        (["p a", "--filter", "x == 1"], ("p a",), {0: "x == 1"}),
+        (["p a", "--filter=-1 == x"], ("p a",), {0: "-1 == x"}),
+        (["p a", "p b", "--filter", "x", "p c"], ("p a", "p b", "p c"), {1: "x"}),
+        (["p a", "--filter", "x", "p b", "--filter", "y"], ("p a", "p b"), {0: "x", 1: "y"}),
+        (["--pid", "3", "p a", "--filter", "!x", "--comm", "ls"], ("p a",), {0: "!x"}),
+        (["p a", "--exits", "--filter", "x"], ("p a",), {0: "x"}),
+        (["-", "--filter", "x", "-:a", "@f", "-:g/b"], ("-", "-:a", "@f", "-:g/b"), {0: "x"}),
+    ],
+)
+def test_a_filter_is_for_the_definition_before_it(
+    words: list[str], definitions: tuple[str, ...], filters: dict[int, str]
+) -> None:
+    args = _parsed(*words)
+
+    assert (args.definitions, args.filters) == (definitions, filters)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--filter", "x", "p a"],
+        ["p a", "--filter"],
+        ["p a", "--filter", "x", "--filter", "y"],
+    ],
+)
+def test_a_filter_without_a_definition_of_its_own_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        _parsed(*words)
+
+    assert "filter" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_many_definitions_have_filters_of_their_own() -> None:
+    words = [word for at in range(400) for word in (f"p f{at}", "--filter", f"x == {at}")]
+
+    args = _parsed(*words)
+
+    assert len(args.definitions) == 400
+    assert args.filters == {at: f"x == {at}" for at in range(400)}
+
+
+def test_one_parse_does_not_know_of_the_other() -> None:
+    assert _parsed("p a", "--filter", "x").filters == {0: "x"}
+    assert _parsed("p a").filters == {}
+
+
+def test_triggers_are_for_the_definition_before_them_alone() -> None:
+    args = _parsed(
+        "p a", "p b", "--trigger", "t", "--trigger", "u if x", "p c", "--trigger=t", "p d"
+    )
+
+    assert args.triggers == {1: ("t", "u if x"), 2: ("t",)}
+    assert [each[:3] for each in grouped(args.definitions, args.filters, args.triggers)] == [
+        (["p a"], "", ()),
+        (["p b"], "", ("t", "u if x")),
+        (["p c"], "", ("t",)),
+        (["p d"], "", ()),
+    ]
+    disabled = _parsed("p a", "p b", "--disabled", "p c", "--disabled", "p d").disabled
+    assert [each[0] for each in grouped("abcd", {}, {}, disabled)] == [["a"], ["b", "c"], ["d"]]
+    with pytest.raises(SystemExit):
+        _parsed("--trigger", "t", "p a")

@@ -1,0 +1,143 @@
+"""Triggers as machine code: what a hit does, when, how often, and what is recorded of it."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from tests.build.overridden import AMD64, ARM64, Isa
+from tests.build.records import records
+from tests.build.triggered import Event, Triggered, Words, make_event
+
+ISAS = [pytest.param(AMD64, id="amd64"), pytest.param(ARM64, id="arm64")]
+EVERY_ISA = pytest.mark.parametrize("isa", ISAS)
+
+
+def recorded(found: Triggered) -> list[tuple[int, int, bool]]:
+    """Return events as the model has them."""
+    made: list[tuple[int, int, bool]] = []
+    for each in records(found.machine, 0):  # pyright: ignore[reportArgumentType] - either is read alike
+        argument, *stack = each.values
+        assert isinstance(argument, int)
+        made.append((each.event_id, argument, bool(stack and stack[0])))
+    return made
+
+
+def check(found: Triggered) -> None:
+    assert recorded(found) == found.model.recorded
+    assert found.words() == found.model.words
+
+
+def hit(isa: Isa, event: Event, arguments: Sequence[int], *, tracing: int = 1) -> Triggered:
+    found = Triggered(isa, [event], Words(tracing=tracing))
+    for each in arguments:
+        found.hit(event, each)
+    check(found)
+    return found
+
+
+@EVERY_ISA
+def test_traceoff_comes_after_its_event(isa: Isa) -> None:
+    found = hit(isa, make_event(isa, 0, [("traceoff", 5)]), [1, 2, 7, 3, 9])
+
+    assert [argument for _, argument, _ in recorded(found)] == [1, 2, 7]
+    assert found.words().tracing == 0
+
+
+@EVERY_ISA
+def test_traceon_records_its_own_event_unless_it_looks_at_it(isa: Isa) -> None:
+    plain = hit(isa, make_event(isa, 0, [("traceon", 0)]), [1, 2], tracing=0)
+    looking = hit(isa, make_event(isa, 0, [("traceon", 2)]), [1, 2, 3], tracing=0)
+
+    assert [argument for _, argument, _ in recorded(plain)] == [1, 2]
+    assert [argument for _, argument, _ in recorded(looking)] == [3]
+
+
+@EVERY_ISA
+def test_a_trigger_sees_what_the_events_filter_rejects(isa: Isa) -> None:
+    found = hit(isa, make_event(isa, 0, [("traceoff", 0)], least=5), [1, 9])
+
+    assert recorded(found) == []
+
+
+@EVERY_ISA
+def test_only_what_changes_something_counts(isa: Isa) -> None:
+    off, on = make_event(isa, 0, [("traceoff:2", 0)]), make_event(isa, 1, [("traceon:3", 0)])
+    found = Triggered(isa, [off, on], Words())
+
+    for each in (on, off, off, on, on, off, off, on, off, on):
+        found.hit(each, 1)
+
+    check(found)
+    assert found.words().left == {1: 0, 11: 1}
+
+
+@EVERY_ISA
+def test_a_stop_stays(isa: Isa) -> None:
+    found = hit(isa, make_event(isa, 0, [("stop:1", 3)]), [1, 3, 1, 4])
+
+    assert [argument for _, argument, _ in recorded(found)] == [1, 3]
+    assert found.words().stopped == 1
+
+
+@EVERY_ISA
+def test_a_stack_is_there_where_it_is_asked_for(isa: Isa) -> None:
+    found = hit(isa, make_event(isa, 0, [("stacktrace:2", 5)], least=2), [1, 9, 3, 1, 6, 7])
+
+    assert recorded(found) == [(1, 9, True), (1, 3, False), (1, 6, True), (1, 7, False)]
+
+
+@EVERY_ISA
+def test_events_switch_others(isa: Isa) -> None:
+    first = make_event(isa, 0, [("enable_event:g:e:1", 5)], targets={"g:e": 2}, switch=1)
+    second = make_event(isa, 1, [("disable_event:g:e", 0)], targets={"g:e": 2}, switch=2)
+    found = Triggered(isa, [first, second], Words(switches={1: 1, 2: 0}))
+
+    for event, argument in ((second, 1), (first, 1), (first, 5), (second, 2), (second, 3)):
+        found.hit(event, argument)
+
+    check(found)
+    # What disables itself is not recorded: the switch comes after the trigger.
+    assert recorded(found) == [(1, 1, False), (1, 5, False)]
+
+
+_ALL = (
+    "traceon",
+    "traceoff",
+    "stop",
+    "snapshot",
+    "stacktrace",
+    "enable_event:{}",
+    "disable_event:{}",
+)
+
+
+def _random_events(isa: Isa, random: Random) -> list[Event]:
+    targets = {"g:a": 1, "g:b": 2}
+    events: list[Event] = []
+    for number in range(3):
+        chosen = random.sample(_ALL, random.randrange(4))
+        texts = [each.format(random.choice([*targets])) for each in chosen]
+        counted = [
+            f"{each}:{random.randrange(4)}" if random.getrandbits(1) else each for each in texts
+        ]
+        triggers = [(each, random.choice([0, 0, 2, 6])) for each in counted]
+        least, switch = random.choice([0, 0, 3]), random.choice([0, 1, 2])
+        events.append(
+            make_event(isa, number, triggers, least=least, switch=switch, targets=targets)
+        )
+    return events
+
+
+@EVERY_ISA
+@pytest.mark.parametrize("seed", range(25))
+def test_any_triggers_do_what_the_kernels_would(isa: Isa, seed: int) -> None:
+    random = Random(seed)
+    events = _random_events(isa, random)
+    words = Words(tracing=random.choice([0, 1, 1]), switches={1: random.getrandbits(1), 2: 1})
+    found = Triggered(isa, events, words, seed=seed)
+
+    for _ in range(40):
+        found.hit(random.choice(events), random.randrange(9))
+
+    check(found)

@@ -1,0 +1,91 @@
+"""Words of triggers in a guest: what they say at first, and what changes them."""
+
+import pytest
+from msgspec.structs import replace
+
+from kprobes.guest.guest import GuestMemory
+from kprobes.guest.triggers import TriggerWords
+from kprobes.lang.trigger import parse_trigger
+from kprobes.model.options import Wanted
+from kprobes.model.trigger import Trigger
+from kprobes.units import Addr
+from tests.build.definitions import read
+from tests.build.guest import DATA, make_memory
+
+_TRACING, _STOPPED, _SNAPSHOTS, _SWITCHES, _LEFT = 0, 8, 16, 64, 64 + 8 * 252
+
+
+@pytest.fixture
+def memory() -> GuestMemory:
+    memory = make_memory()
+    memory.write(DATA, bytes(4096))
+    return memory
+
+
+@pytest.fixture
+def words(memory: GuestMemory) -> TriggerWords:
+    found = TriggerWords(memory, Addr(DATA))
+    found.begin(is_tracing=True)
+    return found
+
+
+def word(memory: GuestMemory, offset: int) -> int:
+    return int.from_bytes(memory.read(DATA + offset, 8), "little")
+
+
+def trigger(text: str, number: int) -> Trigger:
+    return replace(parse_trigger(text).trigger, number=number)
+
+
+def wanted(*triggers: Trigger, **switches: bool) -> Wanted:
+    definition = replace(read("p f"), triggers=triggers)
+    numbers = {int(name.removeprefix("s")): is_on for name, is_on in switches.items()}
+    return Wanted(definitions=[definition, definition], switches=numbers)
+
+
+@pytest.mark.parametrize("is_tracing", [True, False])
+def test_a_recording_begins_with_everything_as_it_was_asked_for(
+    memory: GuestMemory, words: TriggerWords, *, is_tracing: bool
+) -> None:
+    words.add(wanted(trigger("traceoff:5", 3), s2=True))
+    memory.write(DATA + _STOPPED, bytes([1]))
+    memory.write(DATA + _SNAPSHOTS, bytes([7]))
+    assert (words.is_stopped, words.snapshots) == (True, 7)
+
+    words.begin(is_tracing=is_tracing)
+
+    assert (words.is_stopped, words.snapshots) == (False, 0)
+    assert word(memory, _TRACING) == is_tracing
+    assert word(memory, _SWITCHES + 16) == word(memory, _LEFT + 24) == 0
+
+
+def test_counts_are_whole_once(memory: GuestMemory, words: TriggerWords) -> None:
+    first = trigger("traceoff:5", 1)
+    words.add(wanted(first, trigger("stop", 2)))
+    memory.write(DATA + _LEFT + 8, bytes([3]))
+
+    words.add(wanted(first, trigger("stop", 2), trigger("traceon:7", 4)))
+
+    assert words.left([1, 2, 4, 9]) == {1: 3, 2: 0, 4: 7}
+    # What was taken away and comes again begins anew.
+    words.add(wanted())
+    words.add(wanted(first))
+    assert words.left([1, 4]) == {1: 5}
+
+
+def test_a_switch_is_set_where_the_event_has_changed(
+    memory: GuestMemory, words: TriggerWords
+) -> None:
+    words.add(wanted(s1=True, s2=False))
+    assert [word(memory, _SWITCHES + 8 * n) for n in (1, 2)] == [1, 0]
+    # Triggers have changed both.
+    memory.write(DATA + _SWITCHES + 8, bytes(8))
+    memory.write(DATA + _SWITCHES + 16, bytes([1]))
+
+    words.add(wanted(s1=True, s2=False))
+    words.switch({1: True, 2: False})
+    assert [word(memory, _SWITCHES + 8 * n) for n in (1, 2)] == [0, 1]
+
+    words.switch({1: True, 2: True})
+    words.switch({1: True, 2: False})
+    assert [word(memory, _SWITCHES + 8 * n) for n in (1, 2)] == [0, 0]
