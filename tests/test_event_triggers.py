@@ -42,11 +42,11 @@ def test_an_event_with_triggers_is_armed_while_it_is_disabled(
 
     table.begin()
 
-    assert (armer.armed, dict(armer.wanted.switches)) == (["a"], {1: False})
+    assert (armer.armed, dict(armer.wanted.switches)) == (["a"], {1: (False, 0)})
     assert not probe.is_enabled
     assert armer.wanted.is_switched
     probe.enable()
-    assert dict(armer.wanted.switches) == {1: True}
+    assert dict(armer.wanted.switches) == {1: (True, 1)}
     probe.disable()
     probe.trigger("!traceoff")
     assert armer.armed == []
@@ -61,7 +61,7 @@ def test_what_a_trigger_names_is_armed_and_has_a_switch(armer: Armer, table: Eve
 
     (a, b) = armer.wanted.definitions
     ((trigger,), switches) = b.triggers, armer.wanted.switches
-    assert (a.event, switches[a.switch], switches[b.switch]) == ("a", False, True)
+    assert (a.event, switches[a.switch][0], switches[b.switch][0]) == ("a", False, True)
     assert (trigger.switch, trigger.count) == (a.switch, 2)
     assert not armer.wanted.is_switched
     # What is left of the count, as whoever arms tells.

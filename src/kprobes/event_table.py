@@ -110,8 +110,7 @@ class EventTable:
             UsageError: one was deleted.
         """
         with self._changing():
-            self._present(numbers)
-            self._set_enabled(self._events(numbers), is_enabled=is_enabled)
+            self._set_enabled(self._events(self._present(numbers)), is_enabled=is_enabled)
             self._apply(())
 
     def delete(self, numbers: Collection[int]) -> None:
@@ -424,6 +423,7 @@ class EventTable:
         return [event] if isinstance(event, int) else self._definitions.of_event(event)
 
     def _set_enabled(self, events: "set[_Event]", *, is_enabled: bool) -> None:
+        self._triggers.turn(events)
         if not is_enabled:
             self._enabled -= events
             return

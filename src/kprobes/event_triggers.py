@@ -9,7 +9,7 @@ from kprobes.errors import DefinitionError
 from kprobes.lang.trigger import TriggerChange, parse_trigger
 from kprobes.model.codes import TriggerCode
 from kprobes.model.definition import Definition, SyntheticFields
-from kprobes.model.trigger import MOST, OF_TARGETS, Command, Trigger
+from kprobes.model.trigger import MOST, OF_TARGETS, Command, Switch, Trigger
 
 _Event = TypeVar("_Event", bound=Hashable)
 
@@ -24,6 +24,8 @@ class EventTriggers(Generic[_Event]):
     def __init__(self) -> None:
         self._triggers: dict[_Event, tuple[Trigger, ...]] = {}
         self._switches: dict[_Event, int] = {}
+        # How often each event was enabled or disabled: what triggers have done is undone then.
+        self._turns: dict[_Event, int] = {}
 
     @property
     def is_used(self) -> bool:
@@ -34,6 +36,7 @@ class EventTriggers(Generic[_Event]):
         """Return the same, to be changed."""
         copied = EventTriggers[_Event]()
         copied._triggers, copied._switches = dict(self._triggers), dict(self._switches)
+        copied._turns = dict(self._turns)
         return copied
 
     def change(
@@ -129,10 +132,20 @@ class EventTriggers(Generic[_Event]):
         for event in events:
             self._triggers.pop(event, None)
             self._switches.pop(event, None)
+            self._turns.pop(event, None)
 
-    def switches(self, is_enabled: Callable[[_Event], bool]) -> Mapping[int, bool]:
-        """Return by their numbers which switches are on where nothing has been triggered."""
-        return {number: is_enabled(event) for event, number in self._switches.items()}
+    def turn(self, events: Iterable[_Event]) -> None:
+        """Have events enabled or disabled whatever triggers have done."""
+        for event in events:
+            if event in self._switches:
+                self._turns[event] = self._turns.get(event, 0) + 1
+
+    def switches(self, is_enabled: Callable[[_Event], bool]) -> Mapping[int, Switch]:
+        """Return by their numbers how switches are, but for what triggers have done since."""
+        return {
+            number: (is_enabled(event), self._turns.get(event, 0))
+            for event, number in self._switches.items()
+        }
 
 
 def with_stack(

@@ -51,6 +51,7 @@ def make_event(
     least: int = 0,
     switch: int = 0,
     targets: Mapping[str, int] | None = None,
+    text: str = "p f a=$arg1",
 ) -> Event:
     """Return event ``number``, ``a`` its first argument.
 
@@ -61,12 +62,13 @@ def make_event(
         least: what ``a`` must be for a hit to be recorded.
         switch: of the event.
         targets: the switches of events, as triggers name them.
+        text: of its definition.
     """
     names = [symbol("f", _site(isa, number)), symbol(WALK_STACK, kernel.TEXT)]
     found = [parse_trigger(text).trigger for text, _ in triggers]
     has_stack = any(each.command is Command.STACKTRACE for each in found)
     fields = SyntheticFields(stacktrace=has_stack, is_stack_triggered=has_stack)
-    definition = parse("p f a=$arg1", registers=isa.arch.registers)
+    definition = parse(text, registers=isa.arch.registers)
     probe = resolve(
         replace(definition, synthetic_fields=fields),
         replace(make_kernel(names), arch=isa.arch.name),
@@ -76,7 +78,9 @@ def make_event(
     )
     compiled: list[CompiledTrigger] = []
     for at, (each, (_, low)) in enumerate(zip(found, triggers, strict=True), 1):
-        text, target = f"a >= {low}" if low else "", (targets or {}).get(each.target, 0)
+        # Two steps: not every hit that comes out has passed the second.
+        text = f"common_type != 77 && a >= {low}" if low else ""
+        target = (targets or {}).get(each.target, 0)
         trigger = replace(each, number=10 * number + at, switch=target, filter=text)
         looking = parse_filter(text, known_of(probe)) if text else None
         compiled.append(CompiledTrigger(trigger=trigger, filter=looking))
@@ -173,7 +177,18 @@ class Triggered:
         model: what it should do.
     """
 
-    def __init__(self, isa: Isa, events: Sequence[Event], words: Words, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        isa: Isa,
+        events: Sequence[Event],
+        words: Words,
+        *,
+        seed: int = 0,
+        reads: bool = False,
+    ) -> None:
+        """Arm events; with ``reads`` arguments are where a pointer leads to."""
+        self._place = arm64.KERNEL if isa is ARM64 else machine.KERNEL
+        self._reads = reads
         data, abi = (arm64.DATA, arm64.ABI) if isa is ARM64 else (machine.DATA, machine.ABI)
         self._page, self._isa, self._random = data + _WORDS, isa, Random(seed)
         abi = replace(abi, words=Addr(self._page), is_switched=True)
@@ -189,7 +204,9 @@ class Triggered:
         """Have an event hit with an argument, in both."""
         self.model.hit(event, argument)
         state = self._random_state()
-        state[self._isa.given[0]] = argument
+        state[self._isa.given[0]] = self._place if self._reads else argument
+        if self._reads:
+            self.machine.cpu.set_number(self._place, argument)
         self.machine.hit(self._events[id(event)], state)  # pyright: ignore[reportArgumentType] - of its kind
 
     def words(self) -> Words:

@@ -28,8 +28,10 @@ def check(found: Triggered) -> None:
     assert found.words() == found.model.words
 
 
-def hit(isa: Isa, event: Event, arguments: Sequence[int], *, tracing: int = 1) -> Triggered:
-    found = Triggered(isa, [event], Words(tracing=tracing))
+def hit(
+    isa: Isa, event: Event, arguments: Sequence[int], *, tracing: int = 1, reads: bool = False
+) -> Triggered:
+    found = Triggered(isa, [event], Words(tracing=tracing), reads=reads)
     for each in arguments:
         found.hit(event, each)
     check(found)
@@ -58,6 +60,16 @@ def test_a_trigger_sees_what_the_events_filter_rejects(isa: Isa) -> None:
     found = hit(isa, make_event(isa, 0, [("traceoff", 0)], least=5), [1, 9])
 
     assert recorded(found) == []
+
+
+@EVERY_ISA
+def test_a_field_that_a_trigger_looks_at_is_read_for_the_record(isa: Isa) -> None:
+    # Not by those hits alone at which the trigger's filter has read it.
+    event = make_event(isa, 0, [("snapshot", 5), ("traceoff:0", 7)], text="p f a=+0($arg1):u16")
+
+    found = hit(isa, event, [2, 9, 4], reads=True)
+
+    assert [argument for _, argument, _ in recorded(found)] == [2, 9, 4]
 
 
 @EVERY_ISA

@@ -6,8 +6,9 @@ from msgspec.structs import replace
 from kprobes.errors import DefinitionError
 from kprobes.guest.guest import Guest
 from kprobes.guest.planner import Planner
-from kprobes.guest.prepare import with_filter
+from kprobes.guest.prepare import with_filter, with_options
 from kprobes.lang.filter import task_filter
+from kprobes.lang.trigger import parse_trigger
 from kprobes.model.filter import Always, Filter, Header, Within
 from kprobes.model.options import Options, Tasks, Wanted
 from kprobes.model.resolved import Resolved
@@ -42,6 +43,19 @@ def test_a_filter_comes_after_the_choice_of_tasks() -> None:
     assert chosen is not None
     sources = [step.test.source for step in chosen.steps if not isinstance(step.test, Always)]
     assert sources == [Header.PID, 1, 1]
+
+
+def test_triggers_see_the_same_tasks() -> None:
+    texts = ("traceoff", "stop if n == 1")
+    triggers = tuple(parse_trigger(each).trigger for each in texts)
+    probe = make_probe("p f a=$arg1 n=$arg2:u8")
+    definition = replace(probe.definition, triggers=triggers, switch=3)
+
+    found = with_options(replace(probe, definition=definition), _guest(), task_filter(pids=[7]))
+
+    assert found.switch == 3
+    filters = [each.filter for each in found.triggers if each.filter is not None]
+    assert [each.sources for each in filters] == [{Header.PID}, {Header.PID, 1}]
 
 
 @pytest.mark.parametrize("place", ["f", hex(FUNCTION + 4)])

@@ -39,7 +39,7 @@ def trigger(text: str, number: int) -> Trigger:
 
 def wanted(*triggers: Trigger, **switches: bool) -> Wanted:
     definition = replace(read("p f"), triggers=triggers)
-    numbers = {int(name.removeprefix("s")): is_on for name, is_on in switches.items()}
+    numbers = {int(name.removeprefix("s")): (is_on, 0) for name, is_on in switches.items()}
     return Wanted(definitions=[definition, definition], switches=numbers)
 
 
@@ -57,6 +57,20 @@ def test_a_recording_begins_with_everything_as_it_was_asked_for(
     assert (words.is_stopped, words.snapshots) == (False, 0)
     assert word(memory, _TRACING) == is_tracing
     assert word(memory, _SWITCHES + 16) == word(memory, _LEFT + 24) == 0
+
+
+def test_tracing_is_on_again_when_nothing_can_turn_it_off(
+    memory: GuestMemory, words: TriggerWords
+) -> None:
+    words.add(wanted(trigger("traceoff", 1)))
+    memory.write(DATA + _TRACING, bytes(8))
+    words.add(wanted(trigger("traceoff", 1), trigger("stop", 2)))
+    assert word(memory, _TRACING) == 0
+
+    words.add(wanted(trigger("snapshot", 3)))
+    words.add(wanted(trigger("traceon", 1)))
+
+    assert word(memory, _TRACING) == 1
 
 
 def test_counts_are_whole_once(memory: GuestMemory, words: TriggerWords) -> None:
@@ -83,9 +97,12 @@ def test_a_switch_is_set_where_the_event_has_changed(
     memory.write(DATA + _SWITCHES + 16, bytes([1]))
 
     words.add(wanted(s1=True, s2=False))
-    words.switch({1: True, 2: False})
+    words.switch({1: (True, 0), 2: (False, 0)})
     assert [word(memory, _SWITCHES + 8 * n) for n in (1, 2)] == [0, 1]
 
-    words.switch({1: True, 2: True})
-    words.switch({1: True, 2: False})
+    words.switch({1: (True, 0), 2: (True, 1)})
+    words.switch({1: (True, 0), 2: (False, 2)})
     assert [word(memory, _SWITCHES + 8 * n) for n in (1, 2)] == [0, 0]
+    # It was enabled once more, which undoes what the trigger did.
+    words.switch({1: (True, 1), 2: (False, 2)})
+    assert [word(memory, _SWITCHES + 8 * n) for n in (1, 2)] == [1, 0]

@@ -274,6 +274,40 @@ def test_a_stop_ends_the_recording(guest: GuestSession) -> None:
         probe.delete()
 
 
+def test_what_is_armed_minds_a_trigger_that_comes_later(guest: GuestSession) -> None:
+    first = guest.probe("p:ours/a read_zero count=$arg3:u64")
+    later = guest.probe("p:ours/b write_null count=$arg3:u64", enabled=False)
+    with guest.record() as trace:
+
+        def hit(a: int, b: int) -> None:
+            assert guest.run(_WORKLOAD).status == 0
+            wait_until(lambda: (first.hits, later.hits) == (a, b))
+
+        hit(20, 0)
+        # The first write is after the first read.
+        later.trigger("traceoff:1")
+        hit(21, 0)
+        later.trigger("!traceoff")
+        hit(41, 0)
+        later.enable()
+        later.trigger("traceoff:1 if count > 10000")
+        hit(61, 30)
+        first.trigger("disable_event:ours:b:1 if count == 300")
+        hit(81, 30 + 15)
+        # What is armed besides does not switch it on again, but whoever enables it does.
+        other = guest.probe("p:ours/c vfs_fsync")
+        hit(101, 30 + 15)
+        later.enable()
+        hit(121, 30 + 15 + 30)
+        later.disable()
+        hit(141, 75)
+        assert first.triggers == ("disable_event:ours:b:count=0 if count == 300",)
+        first.trigger("!disable_event:ours:b")
+        assert later.triggers == ("traceoff:count=1 if count > 10000",)
+    assert len(trace) == 141 + 75 + other.hits
+    guest.select("*").delete()
+
+
 def test_a_snapshot_is_written_when_it_is_asked_for(guest: GuestSession, tmp_path: Path) -> None:
     path = tmp_path / "x.rec"
     before = guest.options

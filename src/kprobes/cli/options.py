@@ -365,6 +365,8 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
     "exits": (False, "--exits"),
     "call_duration": (False, "--call-duration"),
     "option": (None, "-O"),
+    "triggers": ({}, "--trigger"),
+    "tracing_off": (False, "--tracing-off"),
     "boot": (False, "--boot"),
     "until_panic": (None, "--until-panic"),
     "wait": (False, "--wait"),

@@ -314,7 +314,7 @@ def _writer(args: argparse.Namespace, out: BinaryIO) -> RecordingWriter:
     writer = SnapshotWriter(
         path,
         most=args.snapshot,
-        report=lambda size: print_message(f"kprobe: {path}: {size:,} bytes written at SIGUSR2"),
+        report=lambda size: print_message(f"kprobe: {path}: {size:,} bytes written"),
     )
 
     def ask(number: int, frame: FrameType | None) -> None:

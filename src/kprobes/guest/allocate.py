@@ -231,7 +231,7 @@ class Allocator:
         was_guarded = self.is_guarded and was_armed
         self.is_guarded = was_guarded or bool(prepared.waiting) or calls_guest
         self.counts_hits, self.is_switched = wanted.options.limits.counts_hits, wanted.is_switched
-        if wanted.switches or self.is_switched:
+        if wanted.switches or self.is_switched or self.words is not None:
             self._take_words(guest, wanted)
         self.set_abi(guest, patcher)
         return was_armed and self.state != before

@@ -10,6 +10,7 @@ from kprobes.model.trigger import (
     WORD_STOPPED,
     WORD_TRACING,
     WORDS_SIZE,
+    Switch,
     left_offset,
     switch_offset,
 )
@@ -28,30 +29,31 @@ class TriggerWords:
         self.addr = addr
         self._data = MappedRange(memory, addr, WORDS_SIZE)
         self._counted: set[int] = set()
-        self._switches: dict[int, bool] = {}
+        self._switches: dict[int, Switch] = {}
+        self._is_switched = False
 
     def begin(self, *, is_tracing: bool) -> None:
         """Begin a recording, while nothing is armed: all counts are whole again."""
-        self._counted, self._switches = set(), {}
+        self._counted, self._switches, self._is_switched = set(), {}, True
         self._data.write(0, bytes(WORDS_SIZE))
         self._data.set_u64(WORD_TRACING, int(is_tracing))
 
     def add(self, wanted: Wanted) -> None:
         """Give words that nothing looks at yet their first values."""
         triggers = wanted.triggers
+        if wanted.is_switched and not self._is_switched:
+            # Whatever a trigger left there that was taken away: it was on again since.
+            self._data.set_u64(WORD_TRACING, 1)
+        self._is_switched = wanted.is_switched
         for each in triggers:
             if each.number not in self._counted:
                 self._data.set_u64(left_offset(each.number), each.count or 0)
         self._counted = {each.number for each in triggers}
-        for number, is_on in wanted.switches.items():
-            if number not in self._switches:
-                self._switch(number, is_on=is_on)
+        self._set({n: each for n, each in wanted.switches.items() if n not in self._switches})
 
-    def switch(self, switches: Mapping[int, bool]) -> None:
+    def switch(self, switches: Mapping[int, Switch]) -> None:
         """Switch events whose state has changed otherwise than by triggers."""
-        for number, is_on in switches.items():
-            if self._switches.get(number) != is_on:
-                self._switch(number, is_on=is_on)
+        self._set({n: each for n, each in switches.items() if self._switches.get(n) != each})
         self._switches = dict(switches)
 
     def left(self, triggers: Iterable[int]) -> dict[int, int]:
@@ -69,6 +71,7 @@ class TriggerWords:
         """How many snapshots triggers have asked for."""
         return self._data.u64(WORD_SNAPSHOTS)
 
-    def _switch(self, number: int, *, is_on: bool) -> None:
-        self._data.set_u64(switch_offset(number), int(is_on))
-        self._switches[number] = is_on
+    def _set(self, switches: Mapping[int, Switch]) -> None:
+        for number, (is_on, _) in switches.items():
+            self._data.set_u64(switch_offset(number), int(is_on))
+        self._switches |= switches

@@ -10,7 +10,7 @@ from kprobes.errors import UsageError
 from kprobes.model.definition import Definition
 from kprobes.model.override import Override
 from kprobes.model.plan import ReturnMethod, Strategy
-from kprobes.model.trigger import OF_TRACING, Trigger
+from kprobes.model.trigger import OF_TRACING, Switch, Trigger
 from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
 
@@ -134,7 +134,7 @@ class Wanted(Struct, frozen=True, kw_only=True, eq=False):
     return_upcalls: Sequence[Upcall] = ()
     is_there: Callable[[Addr], bool] = _always
     overrides: Sequence[Override] = ()
-    switches: Mapping[int, bool] = MappingProxyType({})
+    switches: Mapping[int, Switch] = MappingProxyType({})
 
     @property
     def triggers(self) -> list[Trigger]:

@@ -80,6 +80,10 @@ class Trigger(Struct, frozen=True, kw_only=True):
         return ":".join([*names, count]) + (f" if {self.filter}" if self.filter else "")
 
 
+Switch = tuple[bool, int]
+"""Whether an event is enabled, and how often that was said of it."""
+
+
 class CompiledTrigger(Struct, frozen=True, kw_only=True):
     """A trigger of a probe, with its filter as a program; None where it holds for every hit."""
 
