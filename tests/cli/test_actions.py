@@ -1,11 +1,13 @@
 """Options of single definitions on a command line."""
 
 import argparse
+import io
 
 import pytest
 
 from kprobes.cli import trace
 from kprobes.cli.trace import grouped
+from kprobes.errors import UsageError
 
 
 def _parsed(*words: str) -> argparse.Namespace:
@@ -82,3 +84,16 @@ def test_triggers_are_for_the_definition_before_them_alone() -> None:
     assert [each[0] for each in grouped("abcd", {}, {}, disabled)] == [["a"], ["b", "c"], ["d"]]
     with pytest.raises(SystemExit):
         _parsed("--trigger", "t", "p a")
+
+
+@pytest.mark.parametrize("words", [["p a"], ["p a", "--trigger", "traceoff"]])
+def test_tracing_that_nothing_turns_on_is_refused(words: list[str]) -> None:
+    args = _parsed("--tracing-off", *words)
+
+    with pytest.raises(UsageError, match="nothing turns tracing on"):
+        trace.prepared(args, io.BytesIO())
+
+
+@pytest.mark.parametrize("words", [["--trigger", "traceon if x"], ["--control", "fifo:a"]])
+def test_tracing_may_be_turned_on_later(words: list[str]) -> None:
+    trace.prepared(_parsed("--tracing-off", "p a", *words), io.BytesIO())

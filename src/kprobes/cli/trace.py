@@ -332,13 +332,16 @@ def prepared(args: argparse.Namespace, out: BinaryIO) -> "Callable[[Stop | None]
 def _given(args: argparse.Namespace) -> list[Given]:
     from kprobes.cli.definitions import read_definitions
     from kprobes.lang.trigger import parse_trigger
+    from kprobes.model.trigger import Command
     from kprobes.transport.qemu_command import DEFAULT_ARCH
 
     arch = DEFAULT_ARCH if args.target is None and args.arch is None else args.arch
     groups = grouped(args.definitions, filters_of(args), args.triggers, args.disabled)
     texts = [each._replace(text=read_definitions(each.words, arch=arch)) for each in groups]
-    for text in (text for given in texts for text in given.triggers):
-        parse_trigger(text)
+    triggers = [parse_trigger(text).trigger for given in texts for text in given.triggers]
+    is_open = args.control is not None or args.python is not None
+    if args.tracing_off and not is_open and all(e.command is not Command.TRACEON for e in triggers):
+        raise UsageError("--tracing-off: nothing turns tracing on; give a --trigger traceon")
     return texts
 
 

@@ -56,8 +56,8 @@ def around(emitter: Emitter) -> Generator[str]:
     f.place(unrecorded)
     # Not on every way to here.
     context.early.clear()
-    is_after = (each.trigger.is_post for each in probe.triggers)
-    after = [each for each, is_it in zip(probe.triggers, is_after, strict=True) if is_it]
+    after = [each for each in probe.triggers if each.trigger.is_post]
+    # But for those that have come with the record.
     _fire(emitter, [each for each in after if each.trigger.command is not Command.STACKTRACE])
 
 
