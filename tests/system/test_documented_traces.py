@@ -18,6 +18,8 @@ import kprobes
 from kprobes.cli import main, trace
 from kprobes.cli.options import limits, return_method, strategy
 from kprobes.cli.trace import grouped
+from kprobes.event_table import TraceProbe
+from kprobes.lang.trigger import names_target
 from kprobes.model.definition import STACKTRACE
 from kprobes.model.events import Event, each_event
 from kprobes.open import GuestSession
@@ -109,9 +111,14 @@ def _recorded(kernel: GuestSession, args: argparse.Namespace) -> tuple[list[Even
     )
     kernel.choose_tasks(comms=args.comm or (), follow=trace.is_following(args))
     extra = {"duration": args.call_duration, "exits": args.exits}
+    later: list[tuple[TraceProbe, str]] = []
     for given in grouped(args.definitions, trace.filters_of(args), args.triggers, args.disabled):
+        now = [each for each in given.triggers if not names_target(each)]
         wanted, is_on = "\n".join(given.words), given.is_enabled
-        kernel.probe(wanted, filter=given.filter, triggers=given.triggers, enabled=is_on, **extra)
+        probe = kernel.probe(wanted, filter=given.filter, triggers=now, enabled=is_on, **extra)
+        later += [(probe, each) for each in given.triggers if each not in now]
+    for probe, text in later:
+        probe.trigger(text)
     command = args.command[0] if len(args.command) == 1 else args.command
     with kernel.record() as brought:
         status = kernel.run(command, 500).status
