@@ -22,6 +22,7 @@ NAMES = (
     "anywhere",
     "returns",
     "hist",
+    "triggers",
     "python",
     "arming",
     "symbols",
