@@ -42,11 +42,11 @@ def test_an_event_with_triggers_is_armed_while_it_is_disabled(
 
     table.begin()
 
-    assert (armer.armed, dict(armer.wanted.switches)) == (["a"], {1: (False, 0)})
+    assert (armer.armed, dict(armer.wanted.soft_enables)) == (["a"], {1: (False, 0)})
     assert not probe.is_enabled
-    assert armer.wanted.is_switched
+    assert armer.wanted.checks_tracing_on
     probe.enable()
-    assert dict(armer.wanted.switches) == {1: (True, 1)}
+    assert dict(armer.wanted.soft_enables) == {1: (True, 1)}
     probe.disable()
     probe.trigger("!traceoff")
     assert armer.armed == []
@@ -60,10 +60,14 @@ def test_what_a_trigger_names_is_armed_and_has_a_switch(armer: Armer, table: Eve
     table.begin()
 
     (a, b) = armer.wanted.definitions
-    ((trigger,), switches) = b.triggers, armer.wanted.switches
-    assert (a.event, switches[a.switch][0], switches[b.switch][0]) == ("a", False, True)
-    assert (trigger.switch, trigger.count) == (a.switch, 2)
-    assert not armer.wanted.is_switched
+    ((trigger,), soft_enables) = b.triggers, armer.wanted.soft_enables
+    assert (a.event, soft_enables[a.soft_enable][0], soft_enables[b.soft_enable][0]) == (
+        "a",
+        False,
+        True,
+    )
+    assert (trigger.soft_enable, trigger.count) == (a.soft_enable, 2)
+    assert not armer.wanted.checks_tracing_on
     # What is left of the count, as whoever arms tells.
     assert second.triggers == ("enable_event:kprobes:a:count=3",)
 
@@ -138,7 +142,7 @@ def test_what_cannot_be_armed_leaves_all_as_it_was(armer: Armer, table: EventTab
         define(table, "p:c nowhere", "disable_event:kprobes:b")
 
     assert table.definitions == before
-    # Nothing of it is kept: b has no switch that c would have had.
+    # Nothing of it is kept: b has no soft_enable that c would have had.
     define(table, "p:d f %di", "traceoff")
     assert [each.event for each in armer.wanted.definitions] == ["a", "b", "d"]
 

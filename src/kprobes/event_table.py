@@ -71,8 +71,7 @@ class EventTable:
     ) -> "TraceProbe":
         """Add and delete definitions; if anything is wrong, all stays.
 
-        What joins an event that is there already is enabled as that is, and has its filter and its
-        triggers.
+        What joins an event that is there already is enabled, filtered and triggered as that is.
 
         Args:
             statements: definitions and deletions, read one after the other.
@@ -86,14 +85,14 @@ class EventTable:
         """
         with self._changing():
             added, deleted = self._changed(statements, filter)
-            before: dict[int, Definition] = {}
+            before, events = dict[int, Definition](), self._events(added)
             try:
                 self._filter(added, filter)
                 for each in triggers:
-                    self._triggers.change(self._events(added), each, self._named)
+                    self._triggers.change(events, each, self._named)
                 before = self._trigger(added)
                 if is_enabled:
-                    self._set_enabled(self._events(added), is_enabled=True)
+                    self._set_enabled(events, is_enabled=True)
                 self._apply({*added, *before}, list(deleted.values()))
             except BaseException:
                 self._replace(self._numbered(before), before)
@@ -355,7 +354,7 @@ class EventTable:
             options=replace(options or self.options, limits=self._limits),
             over_limit=self._over_limit,
             deleted=deleted,
-            switches=self._triggers.switches(self._is_switched_on),
+            soft_enables=self._triggers.soft_enables(self._is_hard_enabled),
         )
         self._driver.apply(change, begins=begins)
 
@@ -408,7 +407,7 @@ class EventTable:
         self._replace(before, {number: changed[number] for number in before})
         return before
 
-    def _is_switched_on(self, event: "_Event") -> bool:
+    def _is_hard_enabled(self, event: "_Event") -> bool:
         return event in self._enabled and (self._chosen is None or event in self._chosen)
 
     def _replace(self, old: dict[int, Definition], new: dict[int, Definition]) -> None:
@@ -423,7 +422,7 @@ class EventTable:
         return [event] if isinstance(event, int) else self._definitions.of_event(event)
 
     def _set_enabled(self, events: "set[_Event]", *, is_enabled: bool) -> None:
-        self._triggers.turn(events)
+        self._triggers.reset(events)
         if not is_enabled:
             self._enabled -= events
             return

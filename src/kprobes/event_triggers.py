@@ -1,4 +1,4 @@
-"""The triggers of a session's events, and which events are switched by some."""
+"""The triggers of a session's events, and which events are in soft mode."""
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.trigger import TriggerChange, parse_trigger
-from kprobes.model.codes import TriggerCode
+from kprobes.model.codes import TriggerCode, trigger_error
 from kprobes.model.definition import Definition, SyntheticFields
-from kprobes.model.trigger import MOST, OF_TARGETS, Command, Switch, Trigger
+from kprobes.model.trigger import MOST, OF_TARGETS, Command, SoftEnable, Trigger
 
 _Event = TypeVar("_Event", bound=Hashable)
 
@@ -17,26 +17,27 @@ _Event = TypeVar("_Event", bound=Hashable)
 class EventTriggers(Generic[_Event]):
     """What triggers events have, each kind once, and the numbers of their words in a guest.
 
-    An event that has triggers, or that one enables or disables, has a switch from then on: it is
-    armed whether it is enabled or not, as in the kernel's soft mode.
+    An event that has triggers, or that one enables or disables, is in the kernel's soft mode: it is
+    armed whether it is enabled or not, and a word in the guest says whether it is recorded.
     """
 
     def __init__(self) -> None:
         self._triggers: dict[_Event, tuple[Trigger, ...]] = {}
-        self._switches: dict[_Event, int] = {}
-        # How often each event was enabled or disabled: what triggers have done is undone then.
-        self._turns: dict[_Event, int] = {}
+        self._soft_enables: dict[_Event, int] = {}
+        # How often each event in soft mode was enabled or disabled by hand, which undoes what
+        # triggers have done.
+        self._resets: dict[_Event, int] = {}
 
     @property
     def is_used(self) -> bool:
         """Whether any event has, or had, triggers."""
-        return bool(self._switches)
+        return bool(self._soft_enables)
 
     def copy(self) -> "EventTriggers[_Event]":
         """Return the same, to be changed."""
         copied = EventTriggers[_Event]()
-        copied._triggers, copied._switches = dict(self._triggers), dict(self._switches)
-        copied._turns = dict(self._turns)
+        copied._triggers, copied._soft_enables = dict(self._triggers), dict(self._soft_enables)
+        copied._resets = dict(self._resets)
         return copied
 
     def change(
@@ -71,42 +72,34 @@ class EventTriggers(Generic[_Event]):
         if len(others) < len(before):
             hint = f"take it away first: !{new.command}"
             raise _error(TriggerCode.EXISTS, text, new.command, hint)
-        numbers = {each.number for some in self._triggers.values() for each in some}
-        free = (number for number in range(1, MOST) if number not in numbers)
-        number = next(free, None)
-        if number is None:
-            raise _error(TriggerCode.TOO_MANY, text, new.command, f"at most {MOST - 1}")
-        switch = 0 if target is None else self._switch_of(target, text)
-        self._switch_of(event, text)
+        number = _free({each.number for some in self._triggers.values() for each in some}, text)
+        soft_enable = 0 if target is None else self._soft_enable_of(target, text)
+        self._soft_enable_of(event, text)
         # The newest first, as the kernel lists them.
-        self._set(event, (replace(new, number=number, switch=switch), *others))
+        self._set(event, (replace(new, number=number, soft_enable=soft_enable), *others))
 
     def _set(self, event: _Event, triggers: tuple[Trigger, ...]) -> None:
         self._triggers.pop(event, None)
         if triggers:
             self._triggers[event] = triggers
 
-    def _switch_of(self, event: _Event, text: str) -> int:
-        if event not in self._switches:
-            used = set(self._switches.values())
-            number = next((n for n in range(1, MOST) if n not in used), None)
-            if number is None:
-                raise _error(TriggerCode.TOO_MANY, text, "", f"at most {MOST - 1}")
-            self._switches[event] = number
-        return self._switches[event]
+    def _soft_enable_of(self, event: _Event, text: str) -> int:
+        if event not in self._soft_enables:
+            self._soft_enables[event] = _free(self._soft_enables.values(), text)
+        return self._soft_enables[event]
 
     def of(self, event: _Event) -> tuple[Trigger, ...]:
         """Return an event's triggers."""
         return self._triggers.get(event, ())
 
     def given(self, definition: Definition, event: _Event) -> Definition:
-        """Return a definition with its event's triggers and switch: itself where it has them.
+        """Return a definition with its event's triggers and soft enable: itself where it has them.
 
         Raises:
             DefinitionError: its records have no room for a stack that one asks for.
         """
-        triggers, switch = self.of(event), self._switches.get(event, 0)
-        if (definition.triggers, definition.switch) == (triggers, switch):
+        triggers, soft_enable = self.of(event), self._soft_enables.get(event, 0)
+        if (definition.triggers, definition.soft_enable) == (triggers, soft_enable):
             return definition
         fields = definition.synthetic_fields
         asked = next((each for each in triggers if each.command is Command.STACKTRACE), None)
@@ -115,7 +108,7 @@ class EventTriggers(Generic[_Event]):
             if fields.stacktrace:
                 hint = "its events have their stacks already"
             raise _error(TriggerCode.NO_STACK, asked.listed(None), asked.command, hint)
-        return replace(definition, triggers=triggers, switch=switch)
+        return replace(definition, triggers=triggers, soft_enable=soft_enable)
 
     def is_soft(self, event: _Event) -> bool:
         """Whether an event is armed also while it is disabled."""
@@ -123,28 +116,30 @@ class EventTriggers(Generic[_Event]):
 
     def is_target(self, event: _Event, but: Collection[_Event] = ()) -> bool:
         """Whether a trigger enables or disables an event, of those that some events do not have."""
-        switch = self._switches.get(event, 0)
+        soft_enable = self._soft_enables.get(event, 0)
         others = (triggers for owner, triggers in self._triggers.items() if owner not in but)
-        return switch > 0 and any(each.switch == switch for some in others for each in some)
+        return soft_enable > 0 and any(
+            each.soft_enable == soft_enable for some in others for each in some
+        )
 
     def forget(self, events: Iterable[_Event]) -> None:
         """Let events go that are defined no more."""
         for event in events:
             self._triggers.pop(event, None)
-            self._switches.pop(event, None)
-            self._turns.pop(event, None)
+            self._soft_enables.pop(event, None)
+            self._resets.pop(event, None)
 
-    def turn(self, events: Iterable[_Event]) -> None:
+    def reset(self, events: Iterable[_Event]) -> None:
         """Have events enabled or disabled whatever triggers have done."""
         for event in events:
-            if event in self._switches:
-                self._turns[event] = self._turns.get(event, 0) + 1
+            if event in self._soft_enables:
+                self._resets[event] = self._resets.get(event, 0) + 1
 
-    def switches(self, is_enabled: Callable[[_Event], bool]) -> Mapping[int, Switch]:
-        """Return by their numbers how switches are, but for what triggers have done since."""
+    def soft_enables(self, is_enabled: Callable[[_Event], bool]) -> Mapping[int, SoftEnable]:
+        """Return what the words say, by their numbers, but for what triggers have done since."""
         return {
-            number: (is_enabled(event), self._turns.get(event, 0))
-            for event, number in self._switches.items()
+            number: (is_enabled(event), self._resets.get(event, 0))
+            for event, number in self._soft_enables.items()
         }
 
 
@@ -167,7 +162,13 @@ def with_stack(
     return replace(fields, stacktrace=has_stack, is_stack_triggered=is_triggered)
 
 
+def _free(used: Collection[int], text: str) -> int:
+    number = next((number for number in range(1, MOST) if number not in used), None)
+    if number is None:
+        raise _error(TriggerCode.TOO_MANY, text, "", f"at most {MOST - 1}")
+    return number
+
+
 def _error(code: TriggerCode, text: str, token: str, hint: str) -> DefinitionError:
     text = text.strip()
-    column = max(text.find(token), 0)
-    return DefinitionError(code.name, code.value, command=text, column=column, hint=hint)
+    return trigger_error(code, text=text, column=max(text.find(token), 0), hint=hint)

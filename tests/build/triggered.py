@@ -25,7 +25,7 @@ from tests.build.overridden import ARM64, Isa
 _SPACING = 0x100
 _WORDS = 0x1_0000
 """Of the data: between the counters of events that no test has."""
-_TRACING, _STOPPED, _SNAPSHOTS, _SWITCHES, _LEFT = 0, 8, 16, 64, 64 + 8 * 252
+_TRACING, _STOPPED, _SNAPSHOTS, _SOFT_ENABLES, _LEFT = 0, 8, 16, 64, 64 + 8 * 252
 """As the page is drawn in ``model.trigger``."""
 
 
@@ -49,7 +49,7 @@ def make_event(
     triggers: Sequence[tuple[str, int]] = (),
     *,
     least: int = 0,
-    switch: int = 0,
+    soft_enable: int = 0,
     targets: Mapping[str, int] | None = None,
     text: str = "p f a=$arg1",
 ) -> Event:
@@ -60,8 +60,8 @@ def make_event(
         number: from 0 on; its triggers have the numbers from 10 times that on.
         triggers: without their filter, and what ``a`` must be at least.
         least: what ``a`` must be for a hit to be recorded.
-        switch: of the event.
-        targets: the switches of events, as triggers name them.
+        soft_enable: of the event.
+        targets: the soft_enables of events, as triggers name them.
         text: of its definition.
     """
     names = [symbol("f", _site(isa, number)), symbol(WALK_STACK, kernel.TEXT)]
@@ -81,11 +81,11 @@ def make_event(
         # Two steps: not every hit that comes out has passed the second.
         text = f"common_type != 77 && a >= {low}" if low else ""
         target = (targets or {}).get(each.target, 0)
-        trigger = replace(each, number=10 * number + at, switch=target, filter=text)
+        trigger = replace(each, number=10 * number + at, soft_enable=target, filter=text)
         looking = parse_filter(text, known_of(probe)) if text else None
         compiled.append(CompiledTrigger(trigger=trigger, filter=looking))
     chosen = parse_filter(f"a >= {least}", known_of(probe)) if least else None
-    probe = replace(probe, triggers=tuple(compiled), switch=switch, filter=chosen)
+    probe = replace(probe, triggers=tuple(compiled), soft_enable=soft_enable, filter=chosen)
     return Event(probe=probe, least=least, leasts=[low for _, low in triggers])
 
 
@@ -97,14 +97,14 @@ class Words(Struct, kw_only=True):
     """What the page says.
 
     Attributes:
-        switches: by their numbers.
+        soft_enables: by their numbers.
         left: likewise of triggers with a count.
     """
 
     tracing: int = 1
     stopped: int = 0
     snapshots: int = 0
-    switches: dict[int, int] = field(default_factory=dict[int, int])
+    soft_enables: dict[int, int] = field(default_factory=dict[int, int])
     left: dict[int, int] = field(default_factory=dict[int, int])
 
 
@@ -134,7 +134,7 @@ class Model:
             if each.command not in (Command.TRACEOFF, Command.STOP, Command.STACKTRACE):
                 self._do(each)
         is_tracing = was_tracing if looks else self.words.tracing
-        is_on = self.words.switches.get(event.probe.switch, 1)
+        is_on = self.words.soft_enables.get(event.probe.soft_enable, 1)
         if is_tracing and is_on and argument >= event.least:
             stacks = [each for each in passing if each.command is Command.STACKTRACE]
             has_stack = max(map(self._take, stacks), default=False)
@@ -151,8 +151,8 @@ class Model:
                 if words.tracing != is_on and self._take(trigger):
                     words.tracing = int(is_on)
             case Command.ENABLE_EVENT | Command.DISABLE_EVENT:
-                if words.switches[trigger.switch] != is_on and self._take(trigger):
-                    words.switches[trigger.switch] = int(is_on)
+                if words.soft_enables[trigger.soft_enable] != is_on and self._take(trigger):
+                    words.soft_enables[trigger.soft_enable] = int(is_on)
             case _ if self._take(trigger):
                 if trigger.command is Command.STOP:
                     words.tracing, words.stopped = 0, 1
@@ -191,7 +191,7 @@ class Triggered:
         self._reads = reads
         data, abi = (arm64.DATA, arm64.ABI) if isa is ARM64 else (machine.DATA, machine.ABI)
         self._page, self._isa, self._random = data + _WORDS, isa, Random(seed)
-        abi = replace(abi, words=Addr(self._page), is_switched=True)
+        abi = replace(abi, words=Addr(self._page), checks_tracing_on=True)
         self.machine: Machine | Arm64Machine = Arm64Machine(abi) if isa is ARM64 else Machine(abi)
         self.machine.readers.stack = [kernel.TEXT]
         self._events = {id(each): self.machine.load([each.probe]) for each in events}
@@ -216,7 +216,7 @@ class Triggered:
             tracing=number(_TRACING),
             stopped=number(_STOPPED),
             snapshots=number(_SNAPSHOTS),
-            switches={n: number(_SWITCHES + 8 * n) for n in self.model.words.switches},
+            soft_enables={n: number(_SOFT_ENABLES + 8 * n) for n in self.model.words.soft_enables},
             left={n: number(_LEFT + 8 * n) for n in self.model.words.left},
         )
 
@@ -231,7 +231,7 @@ class Triggered:
     def _write(self, words: Words) -> None:
         self.machine.cpu.write(self._page, bytes(4096))
         found = {_TRACING: words.tracing, _STOPPED: words.stopped, _SNAPSHOTS: words.snapshots}
-        found |= {_SWITCHES + 8 * n: value for n, value in words.switches.items()}
+        found |= {_SOFT_ENABLES + 8 * n: value for n, value in words.soft_enables.items()}
         found |= {_LEFT + 8 * n: value for n, value in words.left.items()}
         for offset, value in found.items():
             self.machine.cpu.set_number(self._page + offset, value & U64)

@@ -101,15 +101,15 @@ def test_a_stack_is_there_where_it_is_asked_for(isa: Isa) -> None:
 
 @EVERY_ISA
 def test_events_switch_others(isa: Isa) -> None:
-    first = make_event(isa, 0, [("enable_event:g:e:1", 5)], targets={"g:e": 2}, switch=1)
-    second = make_event(isa, 1, [("disable_event:g:e", 0)], targets={"g:e": 2}, switch=2)
-    found = Triggered(isa, [first, second], Words(switches={1: 1, 2: 0}))
+    first = make_event(isa, 0, [("enable_event:g:e:1", 5)], targets={"g:e": 2}, soft_enable=1)
+    second = make_event(isa, 1, [("disable_event:g:e", 0)], targets={"g:e": 2}, soft_enable=2)
+    found = Triggered(isa, [first, second], Words(soft_enables={1: 1, 2: 0}))
 
     for event, argument in ((second, 1), (first, 1), (first, 5), (second, 2), (second, 3)):
         found.hit(event, argument)
 
     check(found)
-    # What disables itself is not recorded: the switch comes after the trigger.
+    # What disables itself is not recorded: the soft_enable comes after the trigger.
     assert recorded(found) == [(1, 1, False), (1, 5, False)]
 
 
@@ -134,9 +134,9 @@ def _random_events(isa: Isa, random: Random) -> list[Event]:
             f"{each}:{random.randrange(4)}" if random.getrandbits(1) else each for each in texts
         ]
         triggers = [(each, random.choice([0, 0, 2, 6])) for each in counted]
-        least, switch = random.choice([0, 0, 3]), random.choice([0, 1, 2])
+        least, soft_enable = random.choice([0, 0, 3]), random.choice([0, 1, 2])
         events.append(
-            make_event(isa, number, triggers, least=least, switch=switch, targets=targets)
+            make_event(isa, number, triggers, least=least, soft_enable=soft_enable, targets=targets)
         )
     return events
 
@@ -146,7 +146,7 @@ def _random_events(isa: Isa, random: Random) -> list[Event]:
 def test_any_triggers_do_what_the_kernels_would(isa: Isa, seed: int) -> None:
     random = Random(seed)
     events = _random_events(isa, random)
-    words = Words(tracing=random.choice([0, 1, 1]), switches={1: random.getrandbits(1), 2: 1})
+    words = Words(tracing=random.choice([0, 1, 1]), soft_enables={1: random.getrandbits(1), 2: 1})
     found = Triggered(isa, events, words, seed=seed)
 
     for _ in range(40):

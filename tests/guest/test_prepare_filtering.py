@@ -49,11 +49,11 @@ def test_triggers_see_the_same_tasks() -> None:
     texts = ("traceoff", "stop if n == 1")
     triggers = tuple(parse_trigger(each).trigger for each in texts)
     probe = make_probe("p f a=$arg1 n=$arg2:u8")
-    definition = replace(probe.definition, triggers=triggers, switch=3)
+    definition = replace(probe.definition, triggers=triggers, soft_enable=3)
 
     found = with_options(replace(probe, definition=definition), _guest(), task_filter(pids=[7]))
 
-    assert found.switch == 3
+    assert found.soft_enable == 3
     filters = [each.filter for each in found.triggers if each.filter is not None]
     assert [each.sources for each in filters] == [{Header.PID}, {Header.PID, 1}]
 

@@ -12,7 +12,7 @@ from kprobes.units import Addr
 from tests.build.definitions import read
 from tests.build.guest import DATA, make_memory
 
-_TRACING, _STOPPED, _SNAPSHOTS, _SWITCHES, _LEFT = 0, 8, 16, 64, 64 + 8 * 252
+_TRACING, _STOPPED, _SNAPSHOTS, _SOFT_ENABLES, _LEFT = 0, 8, 16, 64, 64 + 8 * 252
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def memory() -> GuestMemory:
 @pytest.fixture
 def words(memory: GuestMemory) -> TriggerWords:
     found = TriggerWords(memory, Addr(DATA))
-    found.begin(is_tracing=True)
+    found.begin(tracing_on=True)
     return found
 
 
@@ -37,26 +37,26 @@ def trigger(text: str, number: int) -> Trigger:
     return replace(parse_trigger(text).trigger, number=number)
 
 
-def wanted(*triggers: Trigger, **switches: bool) -> Wanted:
+def wanted(*triggers: Trigger, **soft_enables: bool) -> Wanted:
     definition = replace(read("p f"), triggers=triggers)
-    numbers = {int(name.removeprefix("s")): (is_on, 0) for name, is_on in switches.items()}
-    return Wanted(definitions=[definition, definition], switches=numbers)
+    numbers = {int(name.removeprefix("s")): (is_on, 0) for name, is_on in soft_enables.items()}
+    return Wanted(definitions=[definition, definition], soft_enables=numbers)
 
 
-@pytest.mark.parametrize("is_tracing", [True, False])
+@pytest.mark.parametrize("tracing_on", [True, False])
 def test_a_recording_begins_with_everything_as_it_was_asked_for(
-    memory: GuestMemory, words: TriggerWords, *, is_tracing: bool
+    memory: GuestMemory, words: TriggerWords, *, tracing_on: bool
 ) -> None:
     words.add(wanted(trigger("traceoff:5", 3), s2=True))
     memory.write(DATA + _STOPPED, bytes([1]))
     memory.write(DATA + _SNAPSHOTS, bytes([7]))
     assert (words.is_stopped, words.snapshots) == (True, 7)
 
-    words.begin(is_tracing=is_tracing)
+    words.begin(tracing_on=tracing_on)
 
     assert (words.is_stopped, words.snapshots) == (False, 0)
-    assert word(memory, _TRACING) == is_tracing
-    assert word(memory, _SWITCHES + 16) == word(memory, _LEFT + 24) == 0
+    assert word(memory, _TRACING) == tracing_on
+    assert word(memory, _SOFT_ENABLES + 16) == word(memory, _LEFT + 24) == 0
 
 
 def test_tracing_is_on_again_when_nothing_can_turn_it_off(
@@ -91,18 +91,18 @@ def test_a_switch_is_set_where_the_event_has_changed(
     memory: GuestMemory, words: TriggerWords
 ) -> None:
     words.add(wanted(s1=True, s2=False))
-    assert [word(memory, _SWITCHES + 8 * n) for n in (1, 2)] == [1, 0]
+    assert [word(memory, _SOFT_ENABLES + 8 * n) for n in (1, 2)] == [1, 0]
     # Triggers have changed both.
-    memory.write(DATA + _SWITCHES + 8, bytes(8))
-    memory.write(DATA + _SWITCHES + 16, bytes([1]))
+    memory.write(DATA + _SOFT_ENABLES + 8, bytes(8))
+    memory.write(DATA + _SOFT_ENABLES + 16, bytes([1]))
 
     words.add(wanted(s1=True, s2=False))
-    words.switch({1: (True, 0), 2: (False, 0)})
-    assert [word(memory, _SWITCHES + 8 * n) for n in (1, 2)] == [0, 1]
+    words.soft_enable({1: (True, 0), 2: (False, 0)})
+    assert [word(memory, _SOFT_ENABLES + 8 * n) for n in (1, 2)] == [0, 1]
 
-    words.switch({1: (True, 0), 2: (True, 1)})
-    words.switch({1: (True, 0), 2: (False, 2)})
-    assert [word(memory, _SWITCHES + 8 * n) for n in (1, 2)] == [0, 0]
+    words.soft_enable({1: (True, 0), 2: (True, 1)})
+    words.soft_enable({1: (True, 0), 2: (False, 2)})
+    assert [word(memory, _SOFT_ENABLES + 8 * n) for n in (1, 2)] == [0, 0]
     # It was enabled once more, which undoes what the trigger did.
-    words.switch({1: (True, 1), 2: (False, 2)})
-    assert [word(memory, _SWITCHES + 8 * n) for n in (1, 2)] == [1, 0]
+    words.soft_enable({1: (True, 1), 2: (False, 2)})
+    assert [word(memory, _SOFT_ENABLES + 8 * n) for n in (1, 2)] == [1, 0]

@@ -3,7 +3,7 @@
 import pytest
 
 from kprobes.lang.trigger import parse_trigger
-from kprobes.model.trigger import MOST, WORDS_SIZE, left_offset, switch_offset
+from kprobes.model.trigger import MOST, WORDS_SIZE, left_offset, soft_enable_offset
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,6 @@ def test_events_may_have_each_kind_once() -> None:
 
 
 def test_words_are_a_page() -> None:
-    assert (switch_offset(0), left_offset(MOST - 1) + 8) == (64, WORDS_SIZE)
-    assert switch_offset(MOST - 1) + 8 == left_offset(0)
+    assert (soft_enable_offset(0), left_offset(MOST - 1) + 8) == (64, WORDS_SIZE)
+    assert soft_enable_offset(MOST - 1) + 8 == left_offset(0)
     assert WORDS_SIZE == 4096

@@ -18,8 +18,7 @@ import kprobes
 from kprobes.cli import main, trace
 from kprobes.cli.options import limits, return_method, strategy
 from kprobes.cli.trace import grouped
-from kprobes.event_table import TraceProbe
-from kprobes.lang.trigger import names_target
+from kprobes.cli.tracing import define
 from kprobes.model.definition import STACKTRACE
 from kprobes.model.events import Event, each_event
 from kprobes.open import GuestSession
@@ -110,15 +109,8 @@ def _recorded(kernel: GuestSession, args: argparse.Namespace) -> tuple[list[Even
         tracing_on=not args.tracing_off,
     )
     kernel.choose_tasks(comms=args.comm or (), follow=trace.is_following(args))
-    extra = {"duration": args.call_duration, "exits": args.exits}
-    later: list[tuple[TraceProbe, str]] = []
-    for given in grouped(args.definitions, trace.filters_of(args), args.triggers, args.disabled):
-        now = [each for each in given.triggers if not names_target(each)]
-        wanted, is_on = "\n".join(given.words), given.is_enabled
-        probe = kernel.probe(wanted, filter=given.filter, triggers=now, enabled=is_on, **extra)
-        later += [(probe, each) for each in given.triggers if each not in now]
-    for probe, text in later:
-        probe.trigger(text)
+    given = grouped(args.definitions, trace.filters_of(args), args.triggers, args.disabled)
+    define(args, kernel, [each._replace(text="\n".join(each.words)) for each in given])
     command = args.command[0] if len(args.command) == 1 else args.command
     with kernel.record() as brought:
         status = kernel.run(command, 500).status

@@ -37,7 +37,6 @@ from kprobes.errors import (
     RefusedError,
     UsageError,
 )
-from kprobes.event_table import TraceProbe
 from kprobes.histogram import Histogram
 from kprobes.lang.trigger import names_target
 from kprobes.model.definition import Kind
@@ -52,6 +51,7 @@ from kprobes.sinks.names import TraceSource
 if TYPE_CHECKING:
     # A third of a second to import, which this machine's own kernel does not need.
     from kprobes.driver import Driver
+    from kprobes.event_table import TraceProbe
     from kprobes.guest.journal import Boot
     from kprobes.open import AnySession
 
@@ -325,6 +325,35 @@ def _writer(args: argparse.Namespace, out: BinaryIO) -> RecordingWriter:
     return writer
 
 
+def define(args: argparse.Namespace, session: "AnySession", texts: Sequence[Given]) -> None:
+    """Define what a command line gives.
+
+    Args:
+        args: its options.
+        session: where it is defined.
+        texts: the definitions, with what was given for them.
+
+    Raises:
+        DefinitionError, RefusedError: as of ``Session.probe`` and ``TraceProbe.trigger``.
+    """
+    later: list[tuple[TraceProbe, str]] = []
+    for given in texts:
+        now = [each for each in given.triggers if not names_target(each)]
+        probe = session.probe(
+            given.text,
+            filter=given.filter,
+            triggers=now,
+            enabled=given.is_enabled,
+            duration=args.call_duration,
+            exits=args.exits,
+            stacktrace=has_stacks(args),
+        )
+        later += [(probe, each) for each in given.triggers if each not in now]
+    # Another event's definition may stand after that of the trigger.
+    for probe, trigger in later:
+        probe.trigger(trigger)
+
+
 def _define(
     args: argparse.Namespace, session: "AnySession", texts: Sequence[Given], stop: Stop
 ) -> None:
@@ -343,22 +372,7 @@ def _define(
     session.choose_tasks(
         pids=args.pid or (), comms=args.comm or (), tgids=args.tgid or (), follow=args.follow
     )
-    later: list[tuple[TraceProbe, str]] = []
-    for given in texts:
-        now = [each for each in given.triggers if not names_target(each)]
-        probe = session.probe(
-            given.text,
-            filter=given.filter,
-            triggers=now,
-            enabled=given.is_enabled,
-            duration=args.call_duration,
-            exits=args.exits,
-            stacktrace=has_stacks(args),
-        )
-        later += [(probe, each) for each in given.triggers if each not in now]
-    # Another event's definition may stand after that of the trigger.
-    for probe, trigger in later:
-        probe.trigger(trigger)
+    define(args, session, texts)
     _check_returns(args, session)
     if args.counting is not None:
         driver = session.driver

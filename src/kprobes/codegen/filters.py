@@ -303,7 +303,7 @@ def quick_steps(probe: Resolved) -> int:
     """Return how many of a filter's first steps can come before the guard.
 
     Nothing after them leads back, and a hit comes out of them rejected or at the next step.
-    None where triggers come before the filter.
+    No step can where triggers come before the filter.
     """
     if probe.filter is None or probe.triggers:
         return 0

@@ -14,18 +14,18 @@ from kprobes.codegen.ir import Value, const
 from kprobes.model.trigger import (
     WORD_SNAPSHOTS,
     WORD_STOPPED,
-    WORD_TRACING,
+    WORD_TRACING_ON,
     Command,
     CompiledTrigger,
     left_offset,
-    switch_offset,
+    soft_enable_offset,
 )
 
 
 # As trace_trigger_soft_disabled() and trace_event_buffer_commit() in kernel/trace:
 #
-#     tracing on? ── triggers ── switch ── filter ── record ── post triggers
-#                └───────────────┴──────────┴─────────────────┘
+#     tracing_on ── triggers ── soft enable ── filter ── record ── post triggers
+#              └───────────────────┴─────────────┴─────────────────┘
 #
 # Where no trigger looks at the event the kernel runs them first, and ``traceon`` counts at once.
 @contextmanager
@@ -45,8 +45,10 @@ def around(emitter: Emitter) -> Generator[str]:
     _fire(emitter, [each for each in probe.triggers if not each.trigger.is_post])
     if probe.hist is None:
         tracing = tracing or _tracing(emitter)
-        switch = _word(emitter, switch_offset(probe.switch)) if probe.switch else None
-        for word in (tracing, None if switch is None else f.load(switch)):
+        soft_enable = (
+            _word(emitter, soft_enable_offset(probe.soft_enable)) if probe.soft_enable else None
+        )
+        for word in (tracing, None if soft_enable is None else f.load(soft_enable)):
             if word is not None:
                 on = f.label("on")
                 f.branch(f.compare("ne", word, 0), on, unrecorded)
@@ -72,9 +74,9 @@ def ask_stack(emitter: Emitter) -> None:
 
 
 def _tracing(emitter: Emitter) -> Value | None:
-    if not emitter.context.abi.is_switched:
+    if not emitter.context.abi.checks_tracing_on:
         return None
-    return emitter.context.out.load(_word(emitter, WORD_TRACING))
+    return emitter.context.out.load(_word(emitter, WORD_TRACING_ON))
 
 
 def _word(emitter: Emitter, offset: int) -> Value:
@@ -105,13 +107,13 @@ def _act(emitter: Emitter, each: CompiledTrigger, skip: str) -> None:
     match trigger.command:
         case Command.TRACEON | Command.TRACEOFF:
             is_on = trigger.command is Command.TRACEON
-            _switch(emitter, each, (WORD_TRACING, is_on), skip)
+            _change(emitter, each, (WORD_TRACING_ON, is_on), skip)
         case Command.ENABLE_EVENT | Command.DISABLE_EVENT:
             is_on = trigger.command is Command.ENABLE_EVENT
-            _switch(emitter, each, (switch_offset(trigger.switch), is_on), skip)
+            _change(emitter, each, (soft_enable_offset(trigger.soft_enable), is_on), skip)
         case Command.STOP:
             _count(emitter, each, skip)
-            f.put(_word(emitter, WORD_TRACING), const(0))
+            f.put(_word(emitter, WORD_TRACING_ON), const(0))
             f.put(_word(emitter, WORD_STOPPED), const(1))
         case Command.SNAPSHOT:
             _count(emitter, each, skip)
@@ -122,7 +124,7 @@ def _act(emitter: Emitter, each: CompiledTrigger, skip: str) -> None:
                 f.assign(emitter.context.asked_stack, const(1))
 
 
-def _switch(emitter: Emitter, each: CompiledTrigger, wanted: tuple[int, bool], skip: str) -> None:
+def _change(emitter: Emitter, each: CompiledTrigger, wanted: tuple[int, bool], skip: str) -> None:
     # Only what changes something counts: traceon_count_trigger(), event_enable_count_trigger().
     f, (offset, is_on) = emitter.context.out, wanted
     place, other = _word(emitter, offset), f.label("other")

@@ -54,7 +54,7 @@ class Allocator:
         recorder: of its rings; likewise, but kept.
         counts_hits: whether code counts and times hits.
         is_guarded: whether any probe calls the guest's functions, so that all look at the guard.
-        is_switched: whether tracing may be off at times, so that all look at that.
+        checks_tracing_on: whether tracing may be off at times, so that all look at that.
         tables: of hist triggers.
         words: of other triggers; None before there are any.
     """
@@ -78,7 +78,7 @@ class Allocator:
         self.recorder: Recorder | None = None
         self.tables = HistTables()
         self.words: TriggerWords | None = None
-        self.is_guarded = self.counts_hits = self.is_switched = False
+        self.is_guarded = self.counts_hits = self.checks_tracing_on = False
         self._journal = journal
         self._size = size
         self._warn = warn
@@ -211,7 +211,7 @@ class Allocator:
         self.tables.begin()
         if self.words is not None:
             with guest.readable():
-                self.words.begin(is_tracing=wanted.options.tracing_on)
+                self.words.begin(tracing_on=wanted.options.tracing_on)
 
     def adapt(self, guest: Guest, patcher: TextPatcher, prepared: Prepared, wanted: Wanted) -> bool:
         """Have code that is linked from now on suit what is wanted; ``take_back`` undoes it.
@@ -230,8 +230,11 @@ class Allocator:
         calls_guest = any(plan.calls_guest for plan in prepared.new)
         was_guarded = self.is_guarded and was_armed
         self.is_guarded = was_guarded or bool(prepared.waiting) or calls_guest
-        self.counts_hits, self.is_switched = wanted.options.limits.counts_hits, wanted.is_switched
-        if wanted.switches or self.is_switched or self.words is not None:
+        self.counts_hits, self.checks_tracing_on = (
+            wanted.options.limits.counts_hits,
+            wanted.checks_tracing_on,
+        )
+        if wanted.soft_enables or self.checks_tracing_on or self.words is not None:
             self._take_words(guest, wanted)
         self.set_abi(guest, patcher)
         return was_armed and self.state != before
@@ -239,7 +242,7 @@ class Allocator:
     @property
     def state(self) -> tuple[bool, bool, bool]:
         """What all code depends on."""
-        return self.is_guarded, self.counts_hits, self.is_switched
+        return self.is_guarded, self.counts_hits, self.checks_tracing_on
 
     def take_back(self, guest: Guest, patcher: TextPatcher, state: tuple[bool, bool, bool]) -> None:
         """Have code suit what it did before.
@@ -249,14 +252,14 @@ class Allocator:
             patcher: whose code it is.
             state: as it was.
         """
-        self.is_guarded, self.counts_hits, self.is_switched = state
+        self.is_guarded, self.counts_hits, self.checks_tracing_on = state
         self.set_abi(guest, patcher)
 
-    def switch(self, guest: Guest, wanted: Wanted) -> None:
-        """Switch events whose state is another one than was wanted before."""
+    def soft_enable(self, guest: Guest, wanted: Wanted) -> None:
+        """Enable and disable events in soft mode whose state was another one before."""
         if self.words is not None:
             with guest.readable():
-                self.words.switch(wanted.switches)
+                self.words.soft_enable(wanted.soft_enables)
 
     def left(self, guest: Guest, triggers: Iterable[int]) -> dict[int, int]:
         """Return what is left of the counts of triggers that are armed, by their numbers."""
@@ -271,7 +274,7 @@ class Allocator:
                 addr = arenas.allocate_table(self._injector(guest), guest.kernel, WORDS_SIZE)
             self.words = TriggerWords(guest.memory, addr)
             with guest.readable():
-                self.words.begin(is_tracing=wanted.options.tracing_on)
+                self.words.begin(tracing_on=wanted.options.tracing_on)
         with guest.readable():
             self.words.add(wanted)
         if self.recorder is not None:
@@ -307,7 +310,7 @@ class Allocator:
             clock=recorder.clock.function,
             ns_per_count=round(recorder.clock.tick_s * 10**9 * 2**32) if self.has_ns else 1 << 32,
             words=None if self.words is None else self.words.addr,
-            is_switched=self.is_switched,
+            checks_tracing_on=self.checks_tracing_on,
             is_guarded=self.is_guarded or recorder.clock.function is not None,
         )
 

@@ -501,7 +501,7 @@ class GuestDriver:
             except BaseException:
                 self._allocator.take_back(self.guest, patcher, before)
                 raise
-        self._allocator.switch(self.guest, wanted)
+        self._allocator.soft_enable(self.guest, wanted)
         for error in prepared.errors:
             self._warn(str(error))
         self._recorded |= {probe.layout.event_id: probe for probe in prepared.come}

@@ -51,28 +51,7 @@ def with_options(
     Raises:
         DefinitionError: a filter or the trigger is wrong, or names what the event has not.
     """
-    return with_triggers(with_filter(with_hist(probe, trigger), guest, tasks), guest, tasks)
-
-
-def with_triggers(probe: Resolved, guest: Guest, tasks: Filter | None) -> Resolved:
-    """Give a probe the triggers of its definition.
-
-    Args:
-        probe: without any.
-        guest: whose probe it is.
-        tasks: what a hit must pass before that.
-
-    Raises:
-        DefinitionError: the filter of one is wrong, or names what the event has not.
-    """
-    definition = probe.definition
-    if not (definition.triggers or definition.switch):
-        return probe
-    triggers = tuple(
-        CompiledTrigger(trigger=each, filter=_filter(probe, guest, tasks, each.filter))
-        for each in definition.triggers
-    )
-    return replace(probe, triggers=triggers, switch=definition.switch)
+    return _with_triggers(with_filter(_with_hist(probe, trigger), guest, tasks), guest, tasks)
 
 
 def with_filter(probe: Resolved, guest: Guest, tasks: Filter | None) -> Resolved:
@@ -97,12 +76,8 @@ def _filter(probe: Resolved, guest: Guest, tasks: Filter | None, text: str) -> F
     return every([each for each in (tasks, own) if each is not None])
 
 
-def with_hist(probe: Resolved, trigger: str) -> Resolved:
-    """Have the hits of a probe counted by a hist trigger, with the trigger's own filter.
-
-    Raises:
-        DefinitionError: it is wrong, names what the event has not, or cannot be had in a guest.
-    """
+def _with_hist(probe: Resolved, trigger: str) -> Resolved:
+    # The trigger has a filter of its own.
     if not trigger:
         return probe
     found = parse_hist(trigger, known_fields(probe.layout, of_guest=True))
@@ -110,6 +85,17 @@ def with_hist(probe: Resolved, trigger: str) -> Resolved:
     both = f"({own}) && ({chosen})" if own and chosen else own or chosen
     table = HistTable(trigger=found, number=0)
     return replace(probe, definition=replace(probe.definition, filter=both), hist=table)
+
+
+def _with_triggers(probe: Resolved, guest: Guest, tasks: Filter | None) -> Resolved:
+    definition = probe.definition
+    if not (definition.triggers or definition.soft_enable):
+        return probe
+    triggers = tuple(
+        CompiledTrigger(trigger=each, filter=_filter(probe, guest, tasks, each.filter))
+        for each in definition.triggers
+    )
+    return replace(probe, triggers=triggers, soft_enable=definition.soft_enable)
 
 
 def _known(probe: Resolved, guest: Guest) -> Known:
@@ -257,7 +243,7 @@ class Resolver:
         if known is None:
             return
         found: list[Single] = []
-        state = {name: getattr(new, name) for name in ("filter", "triggers", "switch")}
+        state = {name: getattr(new, name) for name in ("filter", "triggers", "soft_enable")}
         for single in known[1]:
             definition, probe = replace(single.definition, **state), single.probe
             if probe is not None:

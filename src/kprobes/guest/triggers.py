@@ -8,11 +8,11 @@ from kprobes.model.options import Wanted
 from kprobes.model.trigger import (
     WORD_SNAPSHOTS,
     WORD_STOPPED,
-    WORD_TRACING,
+    WORD_TRACING_ON,
     WORDS_SIZE,
-    Switch,
+    SoftEnable,
     left_offset,
-    switch_offset,
+    soft_enable_offset,
 )
 from kprobes.units import Addr
 
@@ -29,32 +29,36 @@ class TriggerWords:
         self.addr = addr
         self._data = MappedRange(memory, addr, WORDS_SIZE)
         self._counted: set[int] = set()
-        self._switches: dict[int, Switch] = {}
-        self._is_switched = False
+        self._soft_enables: dict[int, SoftEnable] = {}
+        self._checks_tracing_on = False
 
-    def begin(self, *, is_tracing: bool) -> None:
+    def begin(self, *, tracing_on: bool) -> None:
         """Begin a recording, while nothing is armed: all counts are whole again."""
-        self._counted, self._switches, self._is_switched = set(), {}, True
+        self._counted, self._soft_enables, self._checks_tracing_on = set(), {}, True
         self._data.write(0, bytes(WORDS_SIZE))
-        self._data.set_u64(WORD_TRACING, int(is_tracing))
+        self._data.set_u64(WORD_TRACING_ON, int(tracing_on))
 
     def add(self, wanted: Wanted) -> None:
         """Give words that nothing looks at yet their first values."""
         triggers = wanted.triggers
-        if wanted.is_switched and not self._is_switched:
+        if wanted.checks_tracing_on and not self._checks_tracing_on:
             # Whatever a trigger left there that was taken away: it was on again since.
-            self._data.set_u64(WORD_TRACING, 1)
-        self._is_switched = wanted.is_switched
+            self._data.set_u64(WORD_TRACING_ON, 1)
+        self._checks_tracing_on = wanted.checks_tracing_on
         for each in triggers:
             if each.number not in self._counted:
                 self._data.set_u64(left_offset(each.number), each.count or 0)
         self._counted = {each.number for each in triggers}
-        self._set({n: each for n, each in wanted.switches.items() if n not in self._switches})
+        self._set(
+            {n: each for n, each in wanted.soft_enables.items() if n not in self._soft_enables}
+        )
 
-    def switch(self, switches: Mapping[int, Switch]) -> None:
-        """Switch events whose state has changed otherwise than by triggers."""
-        self._set({n: each for n, each in switches.items() if self._switches.get(n) != each})
-        self._switches = dict(switches)
+    def soft_enable(self, soft_enables: Mapping[int, SoftEnable]) -> None:
+        """Enable and disable events whose state has changed otherwise than by triggers."""
+        self._set(
+            {n: each for n, each in soft_enables.items() if self._soft_enables.get(n) != each}
+        )
+        self._soft_enables = dict(soft_enables)
 
     def left(self, triggers: Iterable[int]) -> dict[int, int]:
         """Return what is left of counts, by the numbers of triggers."""
@@ -71,7 +75,7 @@ class TriggerWords:
         """How many snapshots triggers have asked for."""
         return self._data.u64(WORD_SNAPSHOTS)
 
-    def _set(self, switches: Mapping[int, Switch]) -> None:
-        for number, (is_on, _) in switches.items():
-            self._data.set_u64(switch_offset(number), int(is_on))
-        self._switches |= switches
+    def _set(self, soft_enables: Mapping[int, SoftEnable]) -> None:
+        for number, (is_on, _) in soft_enables.items():
+            self._data.set_u64(soft_enable_offset(number), int(is_on))
+        self._soft_enables |= soft_enables

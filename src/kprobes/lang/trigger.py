@@ -10,9 +10,8 @@ import re
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kprobes.errors import DefinitionError
 from kprobes.lang.lexer import read_unsigned
-from kprobes.model.codes import TriggerCode
+from kprobes.model.codes import TriggerCode, trigger_error
 from kprobes.model.trigger import OF_TARGETS, Command, Trigger
 from kprobes.units import U64
 
@@ -52,8 +51,9 @@ def parse_trigger(text: str) -> TriggerChange:
         at = len(found[1]) if found else 0
         if word in ("hist", "enable_hist", "disable_hist"):
             hint = "hits are counted by `kprobe count` and `kprobe hist`"
-            raise _error(TriggerCode.NO_HIST, text, at, hint)
-        raise _error(TriggerCode.UNKNOWN_COMMAND, text, at, f"there are {_KNOWN}")
+            raise trigger_error(TriggerCode.NO_HIST, text=text, column=at, hint=hint)
+        hint = f"there are {_KNOWN}"
+        raise trigger_error(TriggerCode.UNKNOWN_COMMAND, text=text, column=at, hint=hint)
     command, is_removal = Command(word), bool(found[1])
     parameter, filter_at = _separated(text, command, found.end())
     target, count_text = "", parameter
@@ -73,10 +73,6 @@ def names_target(text: str) -> bool:
     return parse_trigger(text).trigger.command in OF_TARGETS
 
 
-def _error(code: TriggerCode, text: str, column: int, hint: str) -> DefinitionError:
-    return DefinitionError(code.name, code.value, command=text, column=column, hint=hint)
-
-
 def _separated(text: str, command: Command, at: int) -> tuple[str | None, int | None]:
     # The parameter, and where the filter begins, of which there may be none.
     if at >= len(text):
@@ -94,14 +90,15 @@ def _target(text: str, command: Command, parameter: str | None, at: int) -> tupl
     event, has_count, count = rest.partition(":")
     if not (group and has_event and event):
         hint = _FORM_OF_TARGETS.format(command)
-        raise _error(TriggerCode.NO_TARGET, text, min(at, len(text)), hint)
+        column = min(at, len(text))
+        raise trigger_error(TriggerCode.NO_TARGET, text=text, column=column, hint=hint)
     return f"{group}:{event}", count if has_count else None
 
 
 def _filter(text: str, at: int) -> str:
     found = _IF.match(text, at)
     if found is None or found.end() >= len(text):
-        raise _error(TriggerCode.BAD_IF, text, at, _FORM)
+        raise trigger_error(TriggerCode.BAD_IF, text=text, column=at, hint=_FORM)
     return text[found.end() :]
 
 
@@ -112,6 +109,7 @@ def _count(text: str, word: str | None, command: Command) -> int | None:
     number = read_unsigned(word.partition(":")[0])
     if number is None:
         form = _FORM_OF_TARGETS.format(command) if command in OF_TARGETS else _FORM
-        raise _error(TriggerCode.BAD_COUNT, text, text.find(word) if word else len(text), form)
+        column = text.find(word) if word else len(text)
+        raise trigger_error(TriggerCode.BAD_COUNT, text=text, column=column, hint=form)
     # As it is kept: -1 is without an end.
     return None if number == U64 else number

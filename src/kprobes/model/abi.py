@@ -97,7 +97,7 @@ class GuestAbi(Struct, frozen=True, kw_only=True):
             every hit; None where its raw counter tells the same.
         ns_per_count: of the raw counter, in 32.32 bits.
         words: of the session's triggers, which ``model.trigger`` draws; None without any.
-        is_switched: whether the word there counts that says whether anything is recorded.
+        checks_tracing_on: whether the word there counts that says whether anything is recorded.
         is_guarded: whether the clock, or any probe of the session, calls into the guest, so that
             all must look at the guard.
     """
@@ -117,7 +117,7 @@ class GuestAbi(Struct, frozen=True, kw_only=True):
     clock: Addr | None
     ns_per_count: int = 1 << 32
     words: Addr | None = None
-    is_switched: bool = False
+    checks_tracing_on: bool = False
     is_guarded: bool
 
 

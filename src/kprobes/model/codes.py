@@ -231,3 +231,15 @@ class TriggerCode(Enum):
     EXISTS = "The event has such a trigger already"
     TOO_MANY = "Too many triggers, or events that are switched"
     NO_STACK = "The trigger has no stack to give"
+
+
+def trigger_error(code: TriggerCode, *, text: str, column: int, hint: str) -> DefinitionError:
+    """Return the error for a trigger's text, with the mark at a column of it.
+
+    Args:
+        code: what is wrong.
+        text: the whole trigger.
+        column: of the mark, from 0.
+        hint: what would be right.
+    """
+    return DefinitionError(code.name, code.value, command=text, column=column, hint=hint)

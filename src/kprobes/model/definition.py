@@ -311,7 +311,7 @@ class Definition(Struct, frozen=True, kw_only=True):
         filter: of the event, as given beside the statement; "" for none.
         synthetic_fields: that its records have after its own, given beside the statement, too.
         triggers: of the event, likewise.
-        switch: that says whether it is recorded where triggers enable and disable it; or 0.
+        soft_enable: the number of the word that says whether it is recorded, in soft mode; or 0.
     """
 
     command: str
@@ -325,7 +325,7 @@ class Definition(Struct, frozen=True, kw_only=True):
     filter: str = ""
     synthetic_fields: SyntheticFields = NO_SYNTHETIC_FIELDS
     triggers: tuple[Trigger, ...] = ()
-    switch: int = 0
+    soft_enable: int = 0
 
 
 class Deletion(Struct, frozen=True, kw_only=True):

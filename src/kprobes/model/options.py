@@ -10,7 +10,7 @@ from kprobes.errors import UsageError
 from kprobes.model.definition import Definition
 from kprobes.model.override import Override
 from kprobes.model.plan import ReturnMethod, Strategy
-from kprobes.model.trigger import OF_TRACING, Switch, Trigger
+from kprobes.model.trigger import OF_TRACING, SoftEnable, Trigger
 from kprobes.model.upcall import Upcall
 from kprobes.units import Addr
 
@@ -122,8 +122,8 @@ class Wanted(Struct, frozen=True, kw_only=True, eq=False):
         is_there: whether the place of an upcall still is: its module may have gone.
         overrides: what skips calls, after the probes of the same site and before Python; those of
             one function in the order in which they are asked.
-        switches: whether events with triggers, or that triggers name, are enabled, by their
-            switches' numbers.
+        soft_enables: whether events in soft mode, which have triggers or are named by some, are
+            enabled, by the numbers of their words.
     """
 
     definitions: Sequence[Definition] = ()
@@ -134,7 +134,7 @@ class Wanted(Struct, frozen=True, kw_only=True, eq=False):
     return_upcalls: Sequence[Upcall] = ()
     is_there: Callable[[Addr], bool] = _always
     overrides: Sequence[Override] = ()
-    switches: Mapping[int, Switch] = MappingProxyType({})
+    soft_enables: Mapping[int, SoftEnable] = MappingProxyType({})
 
     @property
     def triggers(self) -> list[Trigger]:
@@ -143,7 +143,7 @@ class Wanted(Struct, frozen=True, kw_only=True, eq=False):
         return list({trigger.number: trigger for trigger in found}.values())
 
     @property
-    def is_switched(self) -> bool:
+    def checks_tracing_on(self) -> bool:
         """Whether tracing may be off at times."""
         return not self.options.tracing_on or any(
             each.command in OF_TRACING for each in self.triggers

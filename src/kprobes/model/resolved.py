@@ -333,7 +333,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
         filter: what a hit must be like to be recorded, or None.
         hist: what hits are counted in, in place of being recorded; or None.
         triggers: what hits do, whether they are recorded or not.
-        switch: that says whether they are, or 0.
+        soft_enable: the number of the word that says whether they are, or 0.
     """
 
     definition: Definition
@@ -343,7 +343,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
     filter: Filter | None = None
     hist: HistTable | None = None
     triggers: tuple[CompiledTrigger, ...] = ()
-    switch: int = 0
+    soft_enable: int = 0
 
     @property
     def calls_guest(self) -> bool:
@@ -371,7 +371,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
         layout = self.layout
         extra = (layout.is_dynamic, layout.faults_offset, layout.caller_offset)
         counted = self.hist and self.hist.shape
-        triggered = self.triggers, self.switch
+        triggered = self.triggers, self.soft_enable
         return (layout.size, *extra, self.fetches, self.filter, counted, *triggered)
 
 

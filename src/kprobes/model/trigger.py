@@ -39,7 +39,7 @@ class Trigger(Struct, frozen=True, kw_only=True):
         count: how often it does that at most, or None.
         filter: for which hits, in the kernel's language; or "".
         number: tells its count from those of a session's others.
-        switch: of its target.
+        soft_enable: the number of its target's word.
     """
 
     command: Command
@@ -47,7 +47,7 @@ class Trigger(Struct, frozen=True, kw_only=True):
     count: int | None = None
     filter: str = ""
     number: int = 0
-    switch: int = 0
+    soft_enable: int = 0
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -80,7 +80,7 @@ class Trigger(Struct, frozen=True, kw_only=True):
         return ":".join([*names, count]) + (f" if {self.filter}" if self.filter else "")
 
 
-Switch = tuple[bool, int]
+SoftEnable = tuple[bool, int]
 """Whether an event is enabled, and how often that was said of it."""
 
 
@@ -93,22 +93,22 @@ class CompiledTrigger(Struct, frozen=True, kw_only=True):
 
 # The words of a session's triggers in a guest, all u64; the page is the session's own:
 #
-#     0         8         16          64                            64 + 8 * MOST
-#     [tracing] [stopped] [snapshots] [switch 0] [switch 1] ...     [left of 0] [left of 1] ...
+#     0            8         16          64                           64 + 8 * MOST
+#     [tracing_on] [stopped] [snapshots] [soft enable 0, 1, ...]      [left of 0, of 1, ...]
 #
-# ``tracing`` and a switch are 1 where events are recorded, and 0 where they are not. A trigger
-# without a count looks at none.
-WORD_TRACING, WORD_STOPPED, WORD_SNAPSHOTS = 0, 8, 16
+# ``tracing_on`` and a soft enable are 1 where events are recorded, and 0 where they are not: the
+# latter is EVENT_FILE_FL_SOFT_DISABLED of one event. A trigger without a count looks at none.
+WORD_TRACING_ON, WORD_STOPPED, WORD_SNAPSHOTS = 0, 8, 16
 MOST = 252
-"""Triggers of a session, and events that are switched or have some; number 0 is nobody's."""
-_SWITCHES = 64
-_LEFT = _SWITCHES + 8 * MOST
+"""Triggers of a session, and events in soft mode; number 0 is nobody's."""
+_SOFT_ENABLES = 64
+_LEFT = _SOFT_ENABLES + 8 * MOST
 WORDS_SIZE = _LEFT + 8 * MOST
 
 
-def switch_offset(number: int) -> int:
-    """Return where a switch is among the words."""
-    return _SWITCHES + 8 * number
+def soft_enable_offset(number: int) -> int:
+    """Return where the soft enable of an event is among the words."""
+    return _SOFT_ENABLES + 8 * number
 
 
 def left_offset(number: int) -> int:
