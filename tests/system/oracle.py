@@ -391,8 +391,7 @@ def _pair(ours: Sequence[Hit], theirs: Sequence[Hit], result: Comparison) -> Non
             at += 1
         # Its record is the kernel's next one, unless that is of our next hit: then the kernel
         # missed it, an interrupt.
-        following = ours[index + 1] if index + 1 < len(ours) else None
-        if at < len(theirs) and not (following and _is_of_next(hit, following, theirs[at])):
+        if at < len(theirs) and not _is_of_next(ours[index : index + 3], theirs[at : at + 2]):
             result.pairs.append((hit, theirs[at]))
             at += 1
         else:
@@ -400,11 +399,21 @@ def _pair(ours: Sequence[Hit], theirs: Sequence[Hit], result: Comparison) -> Non
     result.native_only += theirs[at:]
 
 
-def _is_of_next(hit: Hit, following: Hit, native: Hit) -> bool:
-    if native.ts_us != following.ts_us:
-        return native.ts_us > following.ts_us
-    # Tasks hit twice in a microsecond, the idle ones also on their way out of an interrupt.
-    return hit.in_interrupt or (agree(following, native) and not agree(hit, native))
+def _is_of_next(ours: Sequence[Hit], theirs: Sequence[Hit]) -> bool:
+    # Whether the kernel's record is of the second of our hits, and not of the first.
+    if len(ours) == 1:
+        return False
+    hit, following, native = ours[0], ours[1], theirs[0]
+    late_us = native.ts_us - following.ts_us
+    if not 0 <= late_us <= ROUNDING_US:
+        return late_us > 0
+    # There may be two hits in a microsecond: the values tell, or whether there are two records.
+    is_its, is_of_next = agree(hit, native), agree(following, native)
+    if is_its != is_of_next:
+        return is_of_next
+    until_us = ours[2].ts_us + ROUNDING_US if len(ours) > 2 else _NEVER
+    has_another = len(theirs) > 1 and theirs[1].ts_us <= until_us
+    return (late_us > 0 or hit.in_interrupt) and not has_another
 
 
 def _hit(line: str, fields: Fields, faulted: frozenset[int]) -> Hit:

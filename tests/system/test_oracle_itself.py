@@ -106,3 +106,29 @@ def test_two_hits_of_a_microsecond_are_two_though_one_has_a_wrong_value() -> Non
     assert compare([first, second], [first, second]).wrong_values() == []
     wrong = compare([first, second], [at(3_000, values=("3",)), second])
     assert len(wrong.wrong_values()) == 1
+
+
+@pytest.mark.parametrize("latency_us", [0, 1, 2])
+@pytest.mark.parametrize("values", ["12", "11", "121", "111"])
+@pytest.mark.parametrize("flags", ["d....", "d.h.."])
+def test_hits_a_microsecond_apart_have_a_record_each(
+    latency_us: int, values: str, flags: str
+) -> None:
+    hits = [at(3_000 + n, values=(value,), flags=flags) for n, value in enumerate(values)]
+    records = [at(hit.ts_us + latency_us, hit) for hit in hits]
+
+    found = compare([*hits, at(9_000, flags=flags)], [*records, at(9_001, flags=flags)])
+
+    assert unpaired(found) == ([], [])
+    assert found.wrong_values() == []
+
+
+def test_an_interrupt_that_the_kernel_missed_a_microsecond_before_another_is_told() -> None:
+    missed, following = (at(3_000 + n, flags="d.h..", values=(str(n),)) for n in (0, 1))
+    last = at(9_000, flags="d.h..")
+
+    for late in (0, 1):
+        found = compare([missed, following, last], [at(3_001 + late, following), last])
+
+        assert unpaired(found) == ([missed], [])
+        assert found.wrong_values() == []
