@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="ar
 _COMPLAINTS = re.compile(r"BUG|WARNING|Oops|cut here|Call Trace|vfree|bad page|panic")
 _PROBES = ("p vfs_write", "r:done vfs_write n=$retval", "p:inside ksys_write+{offset}")
 _OFFSETS = {"amd64": 5, "arm64": 16}
+_WAITING = "waiting for a task of the guest"
 _ROUNDS = int(os.environ.get("KPROBES_ROUNDS", "4"))
 """Of what is tried at moments drawn by lot."""
 
@@ -152,7 +153,8 @@ def test_restored_right_before_any_request_to_its_stub_it_is_well(
         assert _is_well(victim), told
         assert not [*tmp_path.rglob("*.jsonl")], told
         assert error is None or str(error) == "the guest was restored to an earlier state", told
-    assert caplog.text == ""
+    # A busy machine's guest may be waited for, which is told after a while.
+    assert [text for text in caplog.messages if _WAITING not in text] == []
 
 
 def _counted(
