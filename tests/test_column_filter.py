@@ -108,3 +108,15 @@ def test_nothing_is_asked_where_all_pass() -> None:
     every = events()
 
     assert ColumnFilter("common_pid > 0", SOURCE).passed(every) is every
+
+
+def test_the_tasks_process_is_known_where_records_have_it() -> None:
+    layout = make_layout(3, ("u8", "s32"), names=("n", "common_tgid"))
+    both = in_order([make_batch(layout, [Row(ts=n, values=(n, 7 + n)) for n in range(3)])])
+
+    assert len(ColumnFilter("tgid == 8", SOURCE).passed(both)) == 1
+    assert len(ColumnFilter("common_tgid >= 8", SOURCE).passed(both)) == 2
+    unknown = ColumnFilter("tgid == 8", SOURCE)
+    unknown.passed(events())
+    with pytest.raises(DefinitionError, match="tgid"):
+        unknown.check()

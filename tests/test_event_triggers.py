@@ -13,13 +13,11 @@ from kprobes.model.trigger import MOST
 from tests.build.definitions import REGISTERS
 from tests.test_event_table import Armer
 
-FIELDS = SyntheticFields()
-
 
 def define(
     table: EventTable, text: str, *triggers: str, is_enabled: bool = True, stack: bool = False
 ) -> TraceProbe:
-    fields = with_stack(FIELDS, triggers, stack)
+    fields = with_stack(SyntheticFields(stacktrace=stack), triggers)
     statements = with_synthetic_fields(parse_statements(text, registers=REGISTERS), fields)
     return table.define(statements, is_enabled=is_enabled, triggers=triggers)
 

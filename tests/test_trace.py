@@ -79,6 +79,7 @@ def test_a_part_of_a_trace_is_a_trace() -> None:
         trace.write(events)
     trace.end(lambda: replace(NOTHING, lost=5), tuple)
     every = list(trace)
+    ids = {batch.layout.event: batch.layout.event_id for each in rounds for batch in each.batches}
 
     part = trace[100:200]
 
@@ -91,6 +92,9 @@ def test_a_part_of_a_trace_is_a_trace() -> None:
     _, entries, text = part.to_text().partition("entries-written: 100/100   #P:1")
     assert entries
     assert text.partition("|\n")[2] in trace.to_text()
+    assert part.to_text(options=["raw"]).splitlines()[-100:] == [
+        f"{event.pid} {event.cpu} {event.ts} type: {ids[event.name]}" for event in part
+    ]
     assert part.to_json().splitlines()[-100:] == trace.to_json().splitlines()[-200:-100]
     assert part.counts.lost == 5
     assert part.to_arrow().to_pylist() == trace.to_arrow().to_pylist()[100:200]

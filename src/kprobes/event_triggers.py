@@ -143,22 +143,19 @@ class EventTriggers(Generic[_Event]):
         }
 
 
-def with_stack(
-    fields: SyntheticFields, triggers: Iterable[str], is_wanted: bool
-) -> SyntheticFields:
-    """Return what records have besides, with a stack where that is wanted or a trigger may ask.
+def with_stack(fields: SyntheticFields, triggers: Iterable[str]) -> SyntheticFields:
+    """Return what records have besides, with a stack also where only a trigger may ask for it.
 
     Args:
-        fields: without a stack.
+        fields: that are wanted of every event.
         triggers: of the events.
-        is_wanted: whether every event is to have its stack.
 
     Raises:
         DefinitionError: a trigger is wrong.
     """
     found = [parse_trigger(each).trigger.command for each in triggers]
-    is_triggered = Command.STACKTRACE in found and not is_wanted
-    has_stack = is_wanted or is_triggered
+    is_triggered = Command.STACKTRACE in found and not fields.stacktrace
+    has_stack = fields.stacktrace or is_triggered
     return replace(fields, stacktrace=has_stack, is_stack_triggered=is_triggered)
 
 

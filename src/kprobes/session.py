@@ -135,6 +135,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         filter: str | None = None,
         duration: bool = False,
         exits: bool = False,
+        tgid: bool = False,
         stacktrace: bool = False,
         triggers: Sequence[str] = (),
         enabled: bool = True,
@@ -153,7 +154,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
                 ``count > 100 && comm != "cat"``; "" for all, by default that of their event.
             duration: whether events of returns have a field ``duration``, the ns of the call.
             exits: whether they have a field ``exit``, the instruction by which it was left.
-            stacktrace: whether events have ``common_stacktrace``, the kernel's stack at the hit.
+            tgid: whether events have ``common_tgid``, the pid of the task's process.
+            stacktrace: whether they have ``common_stacktrace``, the kernel's stack at the hit.
             triggers: what hits do, as in its ``trigger`` files: ``traceoff:1 if count > 4096``.
             enabled: whether their events are enabled at once.
 
@@ -162,8 +164,8 @@ class Session(Generic[_Driver_co, _Commands_co]):
             RefusedError: a function cannot be probed, or what goes is being recorded (EBUSY).
         """
         self._check_open()
-        fields = with_stack(SyntheticFields(duration=duration, exit=exits), triggers, stacktrace)
-        statements = with_synthetic_fields(self.driver.parse(text), fields)
+        wanted = SyntheticFields(duration=duration, exit=exits, tgid=tgid, stacktrace=stacktrace)
+        statements = with_synthetic_fields(self.driver.parse(text), with_stack(wanted, triggers))
         return self._events.define(statements, is_enabled=enabled, filter=filter, triggers=triggers)
 
     def select(self, pattern: str = "*") -> TraceProbe:
@@ -215,7 +217,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """Keep what events take within limits, from the next recording on: howto/limits.md.
 
         Args:
-            max_rate: how often a second one may be hit; it is disabled when it is hit more often.
+            max_rate: how often a second one may be hit, before it is disabled.
             max_overhead: the share of the CPUs' time, from 0 to 1, that all hits may take; of more,
                 the dearest events are disabled.
             max_pause_s: how long a guest may stand still at once; ``math.inf`` for one pause.
@@ -234,14 +236,13 @@ class Session(Generic[_Driver_co, _Commands_co]):
 
         ``with kernel.record() as trace: kernel.run("ls /")``, and then ``print(trace)``.
 
-        Inside the block the trace yields events as they come; after it, it has all of them. With a
-        ``path`` they are kept in that file, and the trace reads them from it when it is asked,
-        after the block; ``kprobes.load`` reads it again.
+        Inside the block the trace yields events as they come; after it, it has all of them, with a
+        ``path`` from that file, which ``kprobes.load`` reads again.
 
         Args:
             probes: that are to be recorded, with what is defined or enabled meanwhile, or all.
             timeout_s: when iterating over it ends; None for as long as it is iterated.
-            path: of a file that the recording is kept in; one that is there becomes ``.old``.
+            path: of a file that keeps them; one that is there becomes ``.old``.
 
         Raises:
             UsageError: this kernel is being recorded already, or nothing is defined.
@@ -306,11 +307,10 @@ class Session(Generic[_Driver_co, _Commands_co]):
         Raises:
             TargetError: it could not be armed, or the guest died.
         """
+        is_over = until_stopped(self.driver, is_done)
         with self.recording(keep=keep) as drain:
             try:
-                for events in batches_of(
-                    drain, self.driver.check, until_stopped(self.driver, is_done)
-                ):
+                for events in batches_of(drain, self.driver.check, is_over):
                     sink.write(events)
             finally:
                 self._finish(drain, sink)

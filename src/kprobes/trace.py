@@ -2,7 +2,7 @@
 
 import io
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal, SupportsIndex, overload
 
@@ -21,6 +21,7 @@ from kprobes.model.events import (
     Hits,
     each_event,
 )
+from kprobes.model.text_options import text_options
 from kprobes.sinks import FORMATS
 from kprobes.sinks.names import TraceSource
 from kprobes.trace_columns import EventColumns, arrow_table, to_pandas, to_polars
@@ -220,13 +221,22 @@ class Trace:
     def close(self) -> None:
         """Do nothing: a trace may be read at any time."""
 
-    def to_text(self) -> str:
-        """Return the trace as the kernel prints it; undecodable bytes as backslash escapes."""
-        return self._through("text").decode(errors="backslashreplace")
+    def to_text(self, *, options: Iterable[str] = ()) -> str:
+        """Return the trace as the kernel prints it; undecodable bytes as backslash escapes.
+
+        Args:
+            options: names of the kernel's trace options: ``sym-addr``, ``noirq-info``.
+
+        Raises:
+            UsageError: there is no such option.
+        """
+        source = replace(self._source, options=text_options(options))
+        return self._through("text", source).decode(errors="backslashreplace")
 
     def to_json(self, *, numbers: Literal["string", "number"] = "string") -> str:
         """Return one JSON object per line, with arguments of 64 bits as strings or numbers."""
-        return self._through("json", has_wide_numbers=numbers == "number").decode()
+        source = replace(self._source, has_wide_numbers=numbers == "number")
+        return self._through("json", source).decode()
 
     def __str__(self) -> str:
         return self.to_text()
@@ -246,10 +256,9 @@ class Trace:
         part.end(lambda: self.counts, lambda: self.hits)
         return part
 
-    def _through(self, form: str, *, has_wide_numbers: bool = False) -> bytes:
+    def _through(self, form: str, source: TraceSource) -> bytes:
         out = io.BytesIO()
-        source = replace(self._source, entries=len(self), has_wide_numbers=has_wide_numbers)
-        sink = FORMATS[form](out, source)
+        sink = FORMATS[form](out, replace(source, entries=len(self)))
         for events in self.events:
             sink.write(events)
         sink.close()

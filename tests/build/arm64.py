@@ -24,6 +24,7 @@ from kprobes.model.abi import (
     TaskAbi,
     Template,
 )
+from kprobes.model.definition import NO_SYNTHETIC_FIELDS, SyntheticFields
 from kprobes.model.plan import Displaced
 from kprobes.model.resolved import Resolved
 from kprobes.resolve.resolve import resolve
@@ -108,12 +109,17 @@ class Loaded(Struct, frozen=True):
 
 
 def make_probe(
-    text: str, filter_text: str = "", *, event_id: int = 1, addr: int = SITE
+    text: str,
+    filter_text: str = "",
+    *,
+    event_id: int = 1,
+    addr: int = SITE,
+    extra: SyntheticFields = NO_SYNTHETIC_FIELDS,
 ) -> Resolved:
-    """Resolve a definition on a function ``f``, with a filter if there is one."""
+    """Resolve a definition on a function ``f``, with a filter if there is one, and extra fields."""
     symbols = [symbol("f", addr), symbol(WALK_STACK, TEXT)]
     kernel = replace(make_kernel(symbols), arch="aarch64")
-    definition = parse(text, registers=AARCH64.registers)
+    definition = replace(parse(text, registers=AARCH64.registers), synthetic_fields=extra)
     probe = resolve(definition, kernel, AARCH64, event_id=event_id, locate=lambda s: s.addr)
     if not filter_text:
         return probe

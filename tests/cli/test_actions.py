@@ -2,10 +2,11 @@
 
 import argparse
 import io
+from types import ModuleType
 
 import pytest
 
-from kprobes.cli import trace
+from kprobes.cli import check, record, report, trace
 from kprobes.cli.trace import grouped
 from kprobes.errors import UsageError
 
@@ -97,3 +98,51 @@ def test_tracing_that_nothing_turns_on_is_refused(words: list[str]) -> None:
 @pytest.mark.parametrize("words", [["--trigger", "traceon if x"], ["--control", "fifo:a"]])
 def test_tracing_may_be_turned_on_later(words: list[str]) -> None:
     trace.prepared(_parsed("--tracing-off", "p a", *words), io.BytesIO())
+
+
+def test_trace_options_are_of_records_of_text_or_of_both() -> None:
+    args = _parsed("-O", "stacktrace", "p a", "-O", "noirq-info", "--option", "record-tgid")
+
+    assert (args.stacktrace, args.record_tgid) == (True, True)
+    assert args.text_options == ("noirq-info", "record-tgid")
+    assert not _parsed("-O", "stacktrace", "-O", "nostacktrace", "p a").stacktrace
+    assert _parsed("p a").text_options == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "word", "said"),
+    [
+        (trace, "sym_addr", "'sym_addr'; there are: stacktrace, record-tgid, print-parent, sym-"),
+        (trace, "nono", "no such trace option: 'nono'"),
+        (report, "stacktrace", "no such trace option: 'stacktrace'"),
+        (record, "sym-addr", "there are: stacktrace, record-tgid; kprobe report has those of text"),
+        (check, "noraw", "no such trace option: 'noraw'; there are: stacktrace, record-tgid;"),
+    ],
+)
+def test_other_words_are_refused_with_those_that_there_are(
+    command: ModuleType, word: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["-O", word])
+
+    assert said in capsys.readouterr().err
+
+
+def test_a_report_has_the_options_of_text_alone() -> None:
+    parser = argparse.ArgumentParser()
+    report.add_arguments(parser)
+
+    args = parser.parse_args(["-O", "record-tgid", "-O", "raw", "x.rec"])
+
+    assert (args.text_options, args.record_tgid) == (("record-tgid", "raw"), False)
+
+
+def test_what_changes_the_text_is_not_for_json() -> None:
+    args = _parsed("-O", "record-tgid", "-O", "nosym-addr", "--format", "json", "p a")
+
+    with pytest.raises(UsageError, match="-O nosym-addr is for text, not for --format json"):
+        trace.prepared(args, io.BytesIO())
+    trace.prepared(_parsed("-O", "record-tgid", "--format", "json", "p a"), io.BytesIO())

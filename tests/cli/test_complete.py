@@ -68,6 +68,12 @@ def test_commands_and_options_are_offered() -> None:
     assert offered("kprobe guest --arch ") >= {"amd64", "arm64"}
 
 
+def test_trace_options_are_those_that_the_command_has() -> None:
+    assert offered("kprobe record -O no") == {"norecord-tgid", "nostacktrace"}
+    assert offered("kprobe report -O re") == {"record-tgid"}
+    assert offered("kprobe trace -O s") == {"stacktrace", "sym-addr", "sym-offset"}
+
+
 def test_targets_are_those_of_this_machine_and_of_journals() -> None:
     write_journal("localhost:1", name="1-1")
     guest = Path(os.environ["XDG_RUNTIME_DIR"]) / "kprobes-1"

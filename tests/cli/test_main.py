@@ -231,6 +231,7 @@ def test_an_option_of_another_command_is_given_once_too() -> None:
         ["--follow", "p f", "--all-tasks", "--", "ls"],
         ["--cpu", "1", "--python", "handlers.py"],
         ["--target", "host", "--tgid", "7"],
+        ["--target", "host", "-O", "record-tgid"],
     ],
 )
 def test_options_that_make_no_sense_exit_with_2(

@@ -59,6 +59,8 @@ def test_the_host_is_taken_where_it_can_be_probed_and_else_a_guest(
         ["--strategy", "jump"],
         ["--returns", "rethook"],
         ["--exits"],
+        ["-O", "stacktrace"],
+        ["-O", "record-tgid"],
     ],
 )
 def test_what_only_guests_have_means_a_guest(

@@ -4,6 +4,7 @@ import pytest
 
 from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.codegen.compile import saved_reads
+from kprobes.model.definition import SyntheticFields
 from kprobes.model.resolved import CONTEXT_IRQS_ON, CONTEXT_NO_PREEMPT_RESCHED, Resolved
 from kprobes.units import Addr
 from tests.build.arm64 import (
@@ -13,6 +14,7 @@ from tests.build.arm64 import (
     KERNEL,
     SITE,
     TASK,
+    TGID,
     USER,
     Arm64Machine,
     Loaded,
@@ -162,6 +164,16 @@ def test_a_record_tells_whether_the_task_is_to_be_preempted(word: int) -> None:
     machine.hit(loaded, fixed(machine))
 
     assert bool(records(machine, 0)[0].context & CONTEXT_NO_PREEMPT_RESCHED) is bool(word)
+
+
+def test_a_record_may_tell_the_tasks_process() -> None:
+    machine = Arm64Machine()
+    loaded = machine.load([make_probe("p f a=$arg1:u8", extra=SyntheticFields(tgid=True))])
+    machine.cpu.set_number(TASK + TGID, 0x7654_3210, 4)
+
+    machine.hit(loaded, fixed(machine))
+
+    assert records(machine, 0)[0].values[1] == 0x7654_3210
 
 
 def test_a_record_tells_the_task_and_its_depth() -> None:

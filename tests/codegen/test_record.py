@@ -11,12 +11,13 @@ from kprobes.codegen import llvm
 from kprobes.codegen.compile import Form, module_text
 from kprobes.codegen.object import read_template
 from kprobes.model.abi import CPU_SHIFT, MAX_DEPTH, MAX_STRING, PERCPU_SIZE, SLACK, GuestAbi
+from kprobes.model.definition import SyntheticFields
 from kprobes.model.resolved import COMMIT, COUNTER, HEADER, Storage
 from kprobes.units import Addr
 from tests.build import reference
 from tests.build.cpu import Write
 from tests.build.filtered import make_filtered
-from tests.build.kernel import make_probe
+from tests.build.kernel import make_extra, make_probe
 from tests.build.machine import (
     ABI,
     ABI_FAR,
@@ -27,6 +28,8 @@ from tests.build.machine import (
     NMI,
     NO_RESCHED,
     SOFTIRQ,
+    TASK,
+    TGID,
     Loaded,
     Machine,
     random_state,
@@ -74,6 +77,25 @@ def test_the_header_says_who_and_in_which_context(text: str, abi: GuestAbi) -> N
         (found,) = records(machine, 0)
         expected = reference.header(machine, state, preempt_count=machine.preempt_count)
         assert (found.pid, found.context, found.comm) == expected
+
+
+@pytest.mark.parametrize("abi", [ABI, ABI_HIGH, ABI_FAR])
+@pytest.mark.parametrize("text", ["p f", "p f b=$arg2:u8 s=+0($arg1):string"])
+def test_the_process_of_the_task_is_a_field_that_nothing_is_called_for(
+    text: str, abi: GuestAbi
+) -> None:
+    machine = Machine(abi)
+    probe = make_extra(text, SyntheticFields(tgid=True))
+    loaded = machine.load([probe])
+    machine.cpu.set_number(TASK + TGID, 0x7654_3210, 4)
+
+    machine.hit(loaded, random_state(machine.random, di=KERNEL))
+
+    (found,) = records(machine, 0)
+    assert found.values[[field.name for field in probe.layout.fields].index("common_tgid")] == (
+        0x7654_3210
+    )
+    assert probe.calls_guest is ("string" in text)
 
 
 @pytest.mark.parametrize("text", KINDS)

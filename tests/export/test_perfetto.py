@@ -440,8 +440,11 @@ def test_lost_events_are_marked_and_no_call_goes_on_over_them(tmp_path: Path) ->
     ]
 
 
-def test_threads_are_in_their_processes_and_have_their_last_names(tmp_path: Path) -> None:
-    known = make_layout(4, ("s32",), event="known", names=("tgid",))
+@pytest.mark.parametrize("name", ["tgid", "common_tgid"])
+def test_threads_are_in_their_processes_and_have_their_last_names(
+    tmp_path: Path, name: str
+) -> None:
+    known = make_layout(4, ("s32",), event="known", names=(name,))
     events = in_turn(
         (READ, row(10, 1, pid=8, comm=b"worker")),
         (known, row(11, 7, pid=8, comm=b"worker")),

@@ -4,8 +4,8 @@ import pytest
 
 from kprobes.errors import DefinitionError
 from kprobes.model.definition import SyntheticFields
-from kprobes.model.resolved import HEADER, EntryCounter, ExitAddress, Storage
-from kprobes.resolve.explain import format_text
+from kprobes.model.resolved import HEADER, EntryCounter, ExitAddress, ProcessId, Storage
+from kprobes.resolve.explain import explain, format_text
 from kprobes.resolve.resolve import check_alike
 from tests.build.kernel import make_extra, make_probe
 
@@ -32,6 +32,17 @@ def test_they_come_last_and_each_when_it_is_wanted() -> None:
 
 def test_probes_at_entries_have_none() -> None:
     assert make_extra("p f a=$arg1", BOTH).layout == make_probe("p f a=$arg1").layout
+
+
+@pytest.mark.parametrize("text", ["p f", "r f", "p f a=$arg1"])
+def test_every_probe_may_have_the_tasks_process(text: str) -> None:
+    probe = make_extra(text, SyntheticFields(tgid=True))
+
+    field, fetch = probe.layout.fields[-1], probe.fetches[-1]
+    assert (field.name, field.type, field.size) == ("common_tgid", "s32", 4)
+    assert (fetch.operand, fetch.calls_guest) == (ProcessId(), False)
+    assert explain(fetch) == "s32 = current->tgid"
+    assert len(probe.layout.fields) == len(make_probe(text).layout.fields) + 1
 
 
 @pytest.mark.parametrize("marked", ["r f a=$retval ^exit=$retval", "r f ^duration=$retval"])

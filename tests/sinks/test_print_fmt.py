@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from kprobes.formats import trace_dat
 from kprobes.formats.ring_page import HEADER_EVENT, PAGE, PageData, encode_pages, header_page
 from kprobes.formats.trace_dat import CpuData, PartId
-from kprobes.sinks.print_fmt import PrintedEvent, fields_text
+from kprobes.sinks.print_fmt import PrintedEvent
+from kprobes.sinks.print_options import fields_text
 from tests.build.printed import NAMES, lines_of, of_values, one, printed
 from tests.build.tracepoints import (
     EVENTS,

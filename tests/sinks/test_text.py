@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from kprobes.model.events import Events
+from kprobes.model.events import Batch, Events
+from kprobes.model.text_options import text_options
 from kprobes.sinks import FORMATS
 from kprobes.sinks.names import WINDOW, TraceSource
 from kprobes.sinks.text import TextSink, reboot_mark
 from tests.build.events import Row, events_of_trace, make_batch, make_events
 from tests.build.reference import packed
-from tests.build.ring import make_layout
+from tests.build.ring import Value, make_layout
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "trace"
 NEW = TraceSource(version=(6, 1), cpus=2)
@@ -358,3 +359,165 @@ def test_a_trampoline_without_a_name_for_what_it_does_is_a_symbol() -> None:
 
 def test_a_reboot_is_a_comment_of_one_line() -> None:
     assert reboot_mark("6.1\n") == b"# the guest was rebooted: Linux 6.1\\n\n"
+
+
+def text_of(events: Events, *options: str) -> list[bytes]:
+    source = replace(NEW, symbol_at=named, options=text_options(options))
+    return lines_of(events, source)
+
+
+def row(*values: Value, caller: int = 0) -> Row:
+    return Row(comm=b"cat", pid=137, cpu=1, ts=6_966_752_000, values=values, caller=caller)
+
+
+READ = make_batch(make_layout(1, ("u8",), names=("n",)), [row(7)])
+RETURNED = make_batch(make_layout(2, has_caller=True), [row(caller=0xFFFF_FFFF_8100_0010)])
+WALKED = make_batch(make_layout(1, ("stacktrace",), names=("common_stacktrace",)), [row(STACK)])
+OF_PROCESS = make_batch(
+    make_layout(1, ("s32", "u8"), names=("common_tgid", "n")), [row(130, 7), row(0, 7)]
+)
+HEAD = b"             cat-137     %b[001] .....     6.966752: e1: (vfs_read+0x0/0x310) n=7"
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "lines"),
+    [
+        (READ, ["nocontext-info"], [b"e1: (vfs_read+0x0/0x310) n=7"]),
+        (
+            READ,
+            ["noirq-info"],
+            [b"             cat-137     [001]      6.966752: e1: (vfs_read+0x0/0x310) n=7"],
+        ),
+        (READ, ["raw"], [b"137 1 6966752000 type: 1"]),
+        (
+            READ,
+            ["sym-addr", "nocontext-info"],
+            [b"e1: (vfs_read+0x0/0x310 <ffffffff81000040>) n=7"],
+        ),
+        (
+            RETURNED,
+            ["sym-addr", "nocontext-info"],
+            [b"e2: (f10+0x4/0x9 [\x1bmod] <ffffffff81000010> <- vfs_read <ffffffff81000080>)"],
+        ),
+        (WALKED, ["nocontext-info"], [b"<stack trace>", b" => f10", b" => f20"]),
+        (
+            WALKED,
+            ["sym-offset", "nocontext-info"],
+            [b"<stack trace>", b" => f10+0x4/0x9 [\x1bmod]", b" => f20+0x4/0x9 [\x1bmod]"],
+        ),
+        (
+            WALKED,
+            ["sym-addr", "nocontext-info"],
+            [b"<stack trace>", b" => f10 <ffffffff81000010>", b" => f20 <ffffffff81000020>"],
+        ),
+        (WALKED, ["raw", "nocontext-info"], [b"type: 1", b"type: 4"]),
+        (
+            OF_PROCESS,
+            ["record-tgid"],
+            [HEAD % b"(    130) ", HEAD % b"(-------) "],
+        ),
+        (
+            OF_PROCESS,
+            ["nocontext-info"],
+            [
+                b"e1: (vfs_read+0x0/0x310) common_tgid=130 n=7",
+                b"e1: (vfs_read+0x0/0x310) common_tgid=0 n=7",
+            ],
+        ),
+        (
+            READ,
+            ["fields", "nocontext-info"],
+            [b"e1: __probe_ip=f40+0x4/0x9 [\x1bmod] (-2130706368) n=(7)"],
+        ),
+    ],
+)
+def test_trace_options_change_the_text_as_in_the_kernel(
+    batch: Batch, options: list[str], lines: list[bytes]
+) -> None:
+    assert text_of(make_events([batch]), *options)[-len(lines) :] == lines
+
+
+def test_a_caller_that_is_none_has_no_address() -> None:
+    batch = make_batch(make_layout(2, has_caller=True), [Row(caller=0)])
+
+    (line,) = text_of(make_events([batch]), "sym-addr", "nocontext-info")
+
+    assert line == b"e2: (0 <- vfs_read <ffffffff81000080>)"
+
+
+def test_functions_of_the_function_tracer_have_their_callers_or_not() -> None:
+    layout = make_layout(1, ("symbol", "symbol"), names=("ip", "parent_ip"), event="function")
+    layout = replace(layout, group="ftrace", print_fmt='"%ps <-%ps", REC->ip, REC->parent_ip')
+    events = make_events([make_batch(layout, [row(0xFFFF_FFFF_8100_0010, 0xFFFF_FFFF_8100_0020)])])
+
+    assert text_of(events, "nocontext-info") == [b"f10 <-f20"]
+    assert text_of(events, "nocontext-info", "noprint-parent") == [b"f10"]
+    assert text_of(events, "nocontext-info", "sym-offset") == [
+        b"f10+0x4/0x9 [\x1bmod] <-f20+0x4/0x9 [\x1bmod]"
+    ]
+
+
+@pytest.mark.parametrize("options", [["verbose"], ["nocontext-info"]])
+def test_where_no_columns_are_named_no_events_are_counted(options: list[str]) -> None:
+    out = io.BytesIO()
+    sink = TextSink(out, replace(NEW, options=text_options(options)))
+
+    sink.write(make_events([READ]))
+    sink.close()
+
+    assert out.getvalue().startswith(b"# tracer: nop\n#\n")
+    assert out.getvalue().count(b"#") == 2
+
+
+HEADER_TGID = """\
+#
+#                                          _-----=> irqs-off/BH-disabled
+#                                         / _----=> need-resched
+#                                        | / _---=> hardirq/softirq
+#                                        || / _--=> preempt-depth
+#                                        ||| / _-=> migrate-disable
+#                                        |||| /     delay
+#           TASK-PID       TGID    CPU#  |||||  TIMESTAMP  FUNCTION
+#              | |           |       |   |||||     |         |
+"""
+HEADER_TGID_OLD = """\
+#
+#                                          _-----=> irqs-off
+#                                         / _----=> need-resched
+#                                        | / _---=> hardirq/softirq
+#                                        || / _--=> preempt-depth
+#                                        ||| /     delay
+#           TASK-PID       TGID    CPU#  ||||   TIMESTAMP  FUNCTION
+#              | |           |       |   ||||      |         |
+"""
+HEADER_TGID_NO_IRQ = """\
+#
+#           TASK-PID       TGID    CPU#     TIMESTAMP  FUNCTION
+#              | |           |       |         |         |
+"""
+HEADER_NO_IRQ = """\
+#
+#           TASK-PID     CPU#     TIMESTAMP  FUNCTION
+#              | |         |         |         |
+"""
+"""Headers of Debian's 7.2.13+deb14-cloud-amd64, 6.1.0-56- and 5.10.0-46-cloud-amd64."""
+
+
+@pytest.mark.parametrize(
+    ("options", "version", "header"),
+    [
+        (["record-tgid"], (7, 2), HEADER_TGID),
+        (["record-tgid"], (5, 10), HEADER_TGID_OLD),
+        (["record-tgid", "noirq-info"], (6, 1), HEADER_TGID_NO_IRQ),
+        (["noirq-info"], (5, 10), HEADER_NO_IRQ),
+    ],
+)
+def test_columns_are_named_as_by_the_kernel(
+    options: list[str], version: tuple[int, int], header: str
+) -> None:
+    out = io.BytesIO()
+
+    TextSink(out, replace(NEW, version=version, options=text_options(options))).write(NOTHING)
+
+    counts = "# entries-in-buffer/entries-written: 0/0   #P:2\n"
+    assert out.getvalue().decode() == f"# tracer: nop\n#\n{counts}{header}"

@@ -110,6 +110,53 @@ class TriggerAction(argparse.Action):
         namespace.triggers = {**given, last: (*given.get(last, ()), str(values))}
 
 
+OF_RECORDS = ("stacktrace", "record-tgid")
+"""Trace options of the kernel that say what records have."""
+
+
+class TraceOptionAction(argparse.Action):
+    """``-O NAME``, one of the kernel's trace options; a ``no`` in front turns it off.
+
+    Those of records are attributes of their names, those of text are in ``text_options``.
+    """
+
+    def __init__(self, *args: Any, records: bool, prints: bool, **names: Any) -> None:
+        super().__init__(*args, **names)
+        self._records, self._prints = records, prints
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that there are."""
+        of_records = OF_RECORDS if self._records else ()
+        return tuple(dict.fromkeys((*of_records, *(_of_text() if self._prints else ()))))
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        """Take it."""
+        del parser, option_string
+        word = str(values)
+        name = word.removeprefix("no")
+        if name not in self.names:
+            others = "" if self._prints else "; kprobe report has those of text"
+            there = f"there are: {', '.join(self.names)}{others}"
+            raise argparse.ArgumentError(self, f"no such trace option: {word!r}; {there}")
+        if self._records and name in OF_RECORDS:
+            setattr(namespace, name.replace("-", "_"), name == word)
+        if self._prints and name in _of_text():
+            namespace.text_options = (*namespace.text_options, word)
+
+
+def _of_text() -> tuple[str, ...]:
+    from kprobes.model.text_options import NAMES
+
+    return NAMES
+
+
 class DisabledAction(argparse.Action):
     """``--disabled``, for the definition before it."""
 

@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--image", type=Path, metavar="FILE", help="the kernel in a file, instead of a guest's"
     )
     options.add_recording(parser)
+    options.add_trace_options(parser, records=True)
     options.add_target(parser)
     options.add_kernel_files(parser)
     options.add_quiet(parser)
@@ -86,7 +87,10 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
         strategy=options.strategy(args),
         return_method=options.return_method(args),
         synthetic_fields=SyntheticFields(
-            duration=args.call_duration, exit=args.exits, stacktrace=options.has_stacks(args)
+            duration=args.call_duration,
+            exit=args.exits,
+            tgid=args.record_tgid,
+            stacktrace=args.stacktrace,
         ),
     )
     if args.image is not None:

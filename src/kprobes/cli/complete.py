@@ -59,6 +59,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
         actions.DeletionAction,
         actions.DisabledAction,
         actions.FilterAction,
+        actions.TraceOptionAction,
         actions.TriggerAction,
         actions.Once,
     }
@@ -73,6 +74,8 @@ class Words(FilesCompleter):
         action, args = known["action"], known["parsed_args"]
         assert isinstance(action, argparse.Action)
         assert isinstance(args, argparse.Namespace)
+        if isinstance(action, actions.TraceOptionAction):
+            return [word for name in action.names for word in (name, f"no{name}")]
         find = _VALUES.get(action.dest)
         if find is None:
             return [*super().__call__(prefix)] if isinstance(action.type, type) else []

@@ -88,6 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shown(parser)
     parser.add_argument(
         "--interval",
+    options.add_trace_options(parser, records=True)
         type=options.duration,
         metavar="TIME",
         help="show what was counted so far so often (default: each second on a terminal, else at "
@@ -149,7 +150,7 @@ def run(args: argparse.Namespace, out: BinaryIO, counting: Counting) -> int:
     by: Sequence[str] = args.by or ()
     check_form(args.format, by, has_top=counting.shown.top is not None)
     if STACK in by:
-        args.option = [options.STACKTRACE_OPTION]
+        args.stacktrace = True
     if args.print_trigger:
         write_text(out, f"{counting.trigger}\n")
         return 0

@@ -191,22 +191,45 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="tell how long calls took: a field `duration` of every return",
     )
+
+
+def add_trace_options(
+    parser: argparse.ArgumentParser, *, records: bool = False, prints: bool = False
+) -> None:
+    """Add the kernel's trace options.
+
+    Args:
+        parser: of a command.
+        records: whether it records.
+        prints: whether it prints events.
+    """
+    of_records = "stacktrace, the kernel's stack of every event; record-tgid, its process"
+    of_text = "sym-offset, sym-addr, record-tgid, fields, raw, hex, bin, verbose; noirq-info, "
+    of_text += "nocontext-info, noprint-parent"
+    what = [of_records] * records + [f"of the text {of_text}"] * prints
     parser.add_argument(
         "-O",
         "--option",
-        action="append",
-        choices=(STACKTRACE_OPTION,),
+        action=actions.TraceOptionAction,
+        records=records,
+        prints=prints,
         metavar="NAME",
-        help="the kernel's trace option NAME: stacktrace, the kernel's stack of every event",
+        help=f"the kernel's trace option NAME: {'; '.join(what)}; can be given again",
     )
+    parser.set_defaults(stacktrace=False, record_tgid=False, text_options=())
 
 
-STACKTRACE_OPTION = "stacktrace"
+def check_text_options(args: argparse.Namespace) -> None:
+    """Check that what changes the text is not given for another format.
 
-
-def has_stacks(args: argparse.Namespace) -> bool:
-    """Whether events are to have the kernel's stack."""
-    return STACKTRACE_OPTION in (args.option or ())
+    Raises:
+        UsageError: it is.
+    """
+    names = [
+        name for name in args.text_options if name.removeprefix("no") not in actions.OF_RECORDS
+    ]
+    if names and args.format != "text":
+        raise UsageError(f"-O {names[0]} is for text, not for --format {args.format}")
 
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
@@ -364,7 +387,8 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
     "returns": ("auto", "--returns"),
     "exits": (False, "--exits"),
     "call_duration": (False, "--call-duration"),
-    "option": (None, "-O"),
+    "stacktrace": (False, "-O stacktrace"),
+    "record_tgid": (False, "-O record-tgid"),
     "triggers": ({}, "--trigger"),
     "tracing_off": (False, "--tracing-off"),
     "boot": (False, "--boot"),
@@ -378,7 +402,8 @@ _OF_RETURNS = ("--returns", "--exits", "--call-duration")
 _FIELDS = {
     _GUESTS["exits"][1]: "exit",
     _GUESTS["call_duration"][1]: "duration",
-    _GUESTS["option"][1]: "common_stacktrace",
+    _GUESTS["stacktrace"][1]: "common_stacktrace",
+    _GUESTS["record_tgid"][1]: "common_tgid",
 }
 """The names of those that add a field, and the field."""
 

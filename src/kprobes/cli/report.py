@@ -38,8 +38,8 @@ examples:
 --count KEY,... and --hist TRIGGER sum events up, as `kprobe count` and the kernel's hist triggers
 do: --hist 'keys=comm,duration.log2:sort=comm'.
 
-It prints what `kprobe trace` would have printed. Times are the recording's own, in seconds; of
-several recordings, those of the first.
+It prints what `kprobe trace` would have printed, with the same trace options (-O). Times are the
+recording's own, in seconds; of several recordings, those of the first.
 
 Exit status: 0 done, 1 the file is damaged (what is whole is printed) or no recording, 2 usage,
 4 the filter is wrong."""
@@ -64,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms = ("text", "json", "csv", "table", "hist", *counting.OF_STACKS)
     options.add_output(parser, forms=forms)
     trace.add_printing(parser)
+    options.add_trace_options(parser, prints=True)
     parser.add_argument(
         "--no-pager", dest="pager", action="store_false", help="do not start a pager on a terminal"
     )
@@ -175,6 +176,9 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     is_counting = args.count is not None or args.hist is not None
+    options.check_text_options(args)
+    if is_counting and args.text_options:
+        raise UsageError(f"-O {args.text_options[0]} is for events, not for --count and --hist")
     if args.top is not None and args.sort is None and not is_counting:
         raise UsageError("--top needs --sort: of which field the greatest are")
     if args.format in ("hist", *counting.OF_STACKS) and not is_counting:
@@ -270,8 +274,13 @@ def source_of(args: argparse.Namespace, boot: "RecordedBoot") -> "TraceSource":
     """Return what sinks need to know, with how values are to be printed."""
     from msgspec.structs import replace
 
+    from kprobes.model.text_options import text_options
+
     return replace(
-        boot.source, has_enum_names=args.enum, has_wide_numbers=args.json_numbers == "number"
+        boot.source,
+        has_enum_names=args.enum,
+        has_wide_numbers=args.json_numbers == "number",
+        options=text_options(args.text_options),
     )
 
 

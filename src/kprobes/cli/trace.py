@@ -112,6 +112,7 @@ def add_begin(parser: argparse.ArgumentParser) -> None:
 def add_tracing(parser: argparse.ArgumentParser) -> None:
     """Add what every trace has, whatever guest it is of."""
     add_probing(parser)
+    options.add_trace_options(parser, records=True, prints=True)
     add_triggers(parser)
     _add_limit(parser)
     _add_output(parser)
@@ -314,6 +315,7 @@ def prepared(args: argparse.Namespace, out: BinaryIO) -> "Callable[[Stop | None]
         check_writable(args.output)
     if args.ready is not None:
         check_ready(args.ready)
+    options.check_text_options(args)
     script = None if args.python is None else read_script(args.python)
     # The engine takes a third of a second to import: what is wrong so far is said before.
     from kprobes.cli.tracing import trace

@@ -19,7 +19,7 @@ from kprobes.cli.control import Control
 from kprobes.cli.counting import Counting
 from kprobes.cli.definitions import Script
 from kprobes.cli.files import report_ready
-from kprobes.cli.options import has_stacks, is_host, limits, return_method, return_option, strategy
+from kprobes.cli.options import is_host, limits, return_method, return_option, strategy
 from kprobes.cli.output import LimitSink, NoEvents, Output, open_output
 from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import BootWait, WaitedError, check_options, opened, opened_host
@@ -42,6 +42,7 @@ from kprobes.lang.trigger import names_target
 from kprobes.model.definition import Kind
 from kprobes.model.events import Counts, Hits
 from kprobes.model.options import Options
+from kprobes.model.text_options import text_options
 from kprobes.ports import Sink
 from kprobes.recording_files import RotatingWriter, SnapshotWriter
 from kprobes.recording_writer import FileWriter, RecordingWriter, open_recording
@@ -282,6 +283,7 @@ class _Tracer(Struct, kw_only=True):
             has_enum_names=args.enum,
             has_wide_numbers=args.json_numbers == "number",
             is_rebooted=self.boots > 0,
+            options=text_options(args.text_options),
         )
         sink = _sink_of(args, source, session)
         output = Output(stream, sink, is_ours=is_ours, stop=self.stop)
@@ -346,7 +348,8 @@ def define(args: argparse.Namespace, session: "AnySession", texts: Sequence[Give
             enabled=given.is_enabled,
             duration=args.call_duration,
             exits=args.exits,
-            stacktrace=has_stacks(args),
+            tgid=args.record_tgid,
+            stacktrace=args.stacktrace,
         )
         later += [(probe, each) for each in given.triggers if each not in now]
     # Another event's definition may stand after that of the trigger.

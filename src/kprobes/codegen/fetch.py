@@ -24,6 +24,7 @@ from kprobes.model.resolved import (
     Load,
     Operand,
     PerCpuAddress,
+    ProcessId,
     RecordLayout,
     RegisterValue,
     Resolved,
@@ -62,6 +63,8 @@ def value_of(context: Context, operand: Operand, fault: str) -> Value:
             return _stack_slot(context, slot)
         case TaskAddress():
             return per_cpu.task(context)
+        case ProcessId():
+            return f.load(f.op("add", per_cpu.task(context), context.abi.task.tgid), "i32")
         case PerCpuAddress(base=base, cpu_offset=cpu_offset):
             inner = value_of(context, base, fault)
             return f.op("add", inner, _offset(context, cpu_offset))

@@ -30,6 +30,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
     TrackEvent,
 )
 
+from kprobes.model.definition import TGID
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.recording import RecordedKernel
 from kprobes.model.resolved import Field, RecordLayout, Storage
@@ -422,7 +423,8 @@ class _Tracks:
     def learn(self, batch: Batch) -> None:
         # Of which process a thread is, where an event tells.
         for field, values in zip(batch.layout.fields, batch.values, strict=True):
-            if field.name == "tgid" and field.storage is Storage.NUMBER and field.count is None:
+            is_number = field.storage is Storage.NUMBER and field.count is None
+            if field.name in ("tgid", TGID) and is_number:
                 pairs = zip(batch.pid.tolist(), values.tolist(), strict=True)
                 for pid, tgid in set(pairs):
                     if 0 < tgid <= _MAX_PID:

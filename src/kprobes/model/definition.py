@@ -17,6 +17,8 @@ DURATION = "duration"
 EXIT = "exit"
 STACKTRACE = "common_stacktrace"
 """The kernel's name of it in its hist triggers."""
+TGID = "common_tgid"
+"""The kernel's name of it in events of long ago."""
 
 
 class SyntheticFields(Struct, frozen=True, kw_only=True):
@@ -25,12 +27,14 @@ class SyntheticFields(Struct, frozen=True, kw_only=True):
     Attributes:
         duration: of every return probe, the ns from the entry of the call to its return.
         exit: of these, the instruction by which the function was left.
+        tgid: of every probe, the pid of the task's process.
         stacktrace: of every probe, the kernel's stack at the hit.
         is_stack_triggered: whether that is empty but where a trigger ``stacktrace`` asks for it.
     """
 
     duration: bool = False
     exit: bool = False
+    tgid: bool = False
     stacktrace: bool = False
     is_stack_triggered: bool = False
 
@@ -40,6 +44,7 @@ NO_SYNTHETIC_FIELDS = SyntheticFields()
 INSTEAD = {
     DURATION: "here `p FUNCTION` and `r FUNCTION` give the times of both, by task",
     EXIT: "here `p FUNCTION+OFFSET` probes each of its returns, which `kprobe xray` shows",
+    TGID: "here the kernel's trace option `record-tgid` puts it into its own `trace` file",
     STACKTRACE: "here the kernel's trace option `stacktrace` puts it into its own `trace` file",
 }
 """What to do for each on this machine's own kernel, which has no such fields."""

@@ -202,6 +202,10 @@ class TaskAddress(Struct, frozen=True, kw_only=True):
     """Where the running task's ``task_struct`` is."""
 
 
+class ProcessId(Struct, frozen=True, kw_only=True):
+    """The pid of the running task's process: its ``tgid``."""
+
+
 class PerCpuAddress(Struct, frozen=True, kw_only=True):
     """Where a per-CPU object is on the CPU that was hit.
 
@@ -242,6 +246,7 @@ Operand = (
     | Load
     | TextValue
     | TaskAddress
+    | ProcessId
     | PerCpuAddress
     | ReturnedValue
     | EntryValue

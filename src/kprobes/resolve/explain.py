@@ -30,6 +30,7 @@ from kprobes.model.resolved import (
     Load,
     Operand,
     PerCpuAddress,
+    ProcessId,
     RecordLayout,
     RegisterValue,
     ReturnedValue,
@@ -105,6 +106,8 @@ def _computed(operand: Operand) -> str:
     match operand:
         case TaskAddress():
             return "current"
+        case ProcessId():
+            return "current->tgid"
         case PerCpuAddress(base=base):
             return f"this_cpu_ptr({_value(base)})"
         case ReturnedValue():

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from kprobes.model.definition import STACKTRACE
+from kprobes.model.definition import STACKTRACE, TGID
 from kprobes.model.filter import Header
 from kprobes.model.hist import (
     STACK,
@@ -42,7 +42,7 @@ _MISSING = {
     "common_preempt_count": "a record has it in another form",
     ".syscall": "names of system calls are not known here",
 }
-_OF_RECORD = {"tgid": "a record has the pid of the task, and not of its process"}
+_OF_RECORD = {"tgid": "records have the pid of a task's process if it is asked for: -O record-tgid"}
 _TEXTS = (Storage.STRING, Storage.TEXT, Storage.STACK)
 _OF_GUEST = {"common_timestamp": "in a guest times are counters, which the host makes times"}
 
@@ -67,6 +67,8 @@ def known_fields(layout: RecordLayout, *, of_guest: bool = False) -> KnownFields
     arrays |= dict.fromkeys(texts, "a guest does not count by strings and stacks itself")
     fields = {n: field for n, field in own.items() if field is not None and n not in texts}
     places |= {"tgid": _TGID} if of_guest else {"common_timestamp": _TIMESTAMP}
+    if TGID in fields:
+        places |= {"tgid": replace(fields[TGID], name="tgid")}
     if STACKTRACE in fields:
         places |= dict.fromkeys(_STACKS, fields[STACKTRACE])
         places[STACK] = replace(fields[STACKTRACE], name=STACK, width=0)

@@ -13,7 +13,7 @@ from msgspec import Struct
 from kprobes.arch.arch import Arch
 from kprobes.errors import DefinitionError
 from kprobes.model.codes import Code, rejection
-from kprobes.model.definition import DURATION, EXIT, STACKTRACE, Definition, Kind
+from kprobes.model.definition import DURATION, EXIT, STACKTRACE, TGID, Definition, Kind
 from kprobes.model.filter import FieldKind, FilterField, Header
 from kprobes.model.kernel import Kernel, Symbol
 from kprobes.model.resolved import (
@@ -23,6 +23,7 @@ from kprobes.model.resolved import (
     ExitAddress,
     Field,
     FieldFetch,
+    ProcessId,
     RecordLayout,
     Resolved,
     Storage,
@@ -38,6 +39,7 @@ _DURATION = Fetched(
     name=DURATION, type="u64", storage=Storage.DURATION, size=8, operand=EntryCounter()
 )
 _EXIT = Fetched(name=EXIT, type="symbol", storage=Storage.NUMBER, size=8, operand=ExitAddress())
+_PROCESS = Fetched(name=TGID, type="s32", storage=Storage.NUMBER, size=4, operand=ProcessId())
 
 
 def extra_fields(context: ResolveContext) -> tuple[Fetched, ...]:
@@ -53,6 +55,8 @@ def extra_fields(context: ResolveContext) -> tuple[Fetched, ...]:
     is_return = context.definition.kind is Kind.RETURN
     wanted = ((synthetic_fields.duration, _DURATION), (synthetic_fields.exit, _EXIT))
     found = [field for is_wanted, field in wanted if is_wanted and is_return]
+    if synthetic_fields.tgid:
+        found.append(_PROCESS)
     if synthetic_fields.stacktrace:
         found.append(stack(STACKTRACE, stack_trace(context, 0)))
     names = {field.name for field in found}
@@ -92,6 +96,8 @@ def layout_fields(layout: RecordLayout, kind: Kind) -> dict[str, FilterField]:
     """Return the fields of an event by name, its own first."""
     own = {field.name: _field(field) for field in layout.fields}
     others = _IP[kind] | _GENERIC | _COMMON
+    if TGID in own:
+        others |= {"tgid": own[TGID]}
     return {**own, **{k: v for k, v in others.items() if k not in own}}
 
 
@@ -232,8 +238,8 @@ def resolve(
     target = find_target(definition, kernel, locate)
     expanded, fetched, shape = definition, (), _PLAIN
     # Tens of thousands that a pattern names have nothing to look up.
-    has_extra = definition.kind is Kind.RETURN or definition.synthetic_fields.stacktrace
-    if definition.args or has_extra:
+    extra = definition.synthetic_fields
+    if definition.args or definition.kind is Kind.RETURN or extra.stacktrace or extra.tgid:
         expanded, fetched = _expand_and_fetch(definition, kernel, arch, target)
         shape = lay_out(fetched, has_caller=definition.kind is Kind.RETURN)
     ip = ip_of(target, locate)

@@ -14,6 +14,7 @@ from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import (
     INSTEAD,
     STACKTRACE,
+    TGID,
     Comm,
     Definition,
     Deref,
@@ -243,6 +244,6 @@ def _unknown(
 
 
 def _only_in_guests(definition: Definition, name: str, column: int) -> DefinitionError:
-    where = "" if name == STACKTRACE else " at their returns"
+    where = "" if name in (STACKTRACE, TGID) else " at their returns"
     hint = f"only functions of guests have the extra field {name!r}{where}: {INSTEAD[name]}"
     return rejection(Code.NOT_IN_RELEASE, command=definition.command, column=column, hint=hint)

@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.resolved import Field, RecordLayout, Storage
+from kprobes.sinks.contexts import ContextInfo, ContextTexts
 from kprobes.sinks.names import NEWEST, Name, Names, Shown, TraceSource, flags, in_order
-from kprobes.sinks.text import TaskTexts
 
 VERSION = "1.0"
 """Of the lines, as the header has it: "major.minor", what may change is in json.md."""
@@ -196,7 +196,7 @@ class NdjsonSink:
         self._out = out
         self._names = Names(source)
         self._time = _time(source)
-        self._tasks = TaskTexts(_task)
+        self._contexts = ContextTexts(_context)
         self._known: dict[int, bytes] = {}
         self._header = b"" if source.is_rebooted else header_line(source)
 
@@ -219,7 +219,7 @@ class NdjsonSink:
 
     def lines(self, batch: Batch) -> list[bytes]:
         """Return one line per event."""
-        columns: list[list[Any]] = [batch.ts.tolist(), self._tasks.of(batch)]
+        columns: list[list[Any]] = [batch.ts.tolist(), self._contexts.of(batch)]
         if batch.caller is not None:
             callers = batch.caller.tolist()
             columns += [self._places(callers), callers]
@@ -240,10 +240,10 @@ class NdjsonSink:
         return list(map(self._known.__getitem__, addrs))
 
 
-def _task(comm: bytes, pid: int, cpu: int, context: int) -> bytes:
+def _context(info: ContextInfo) -> bytes:
     # The members that repeat.
-    shown = flags(context, NEWEST).encode()
-    return b'"cpu":%d,"pid":%d,"comm":%b,"flags":"%b"' % (cpu, pid, quoted(comm), shown)
+    shown, comm = flags(info.context, NEWEST).encode(), quoted(info.comm)
+    return b'"cpu":%d,"pid":%d,"comm":%b,"flags":"%b"' % (info.cpu, info.pid, comm, shown)
 
 
 def _form(layout: RecordLayout, args: bytes, time: str) -> bytes:

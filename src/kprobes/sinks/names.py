@@ -27,6 +27,7 @@ from kprobes.model.resolved import (
     MIGRATE_SINCE,
     Field,
 )
+from kprobes.model.text_options import DEFAULTS, TextOptions
 
 BH_SINCE = (5, 18)
 """289e7b0f7eb4 (tracing: Account bottom half disabled sections): ``b`` and ``D``."""
@@ -146,6 +147,7 @@ class TraceSource(Struct, frozen=True, kw_only=True):
         texts: strings of the kernel, by their addresses, which records have in their place.
         release, arch: of the kernel, as of ``model.kernel.Kernel``; "" where they are not known.
         is_rebooted: whether the output has the events of this guest's last boot already.
+        options: how text is printed.
     """
 
     version: tuple[int, int]
@@ -160,6 +162,7 @@ class TraceSource(Struct, frozen=True, kw_only=True):
     arch: str = ""
     is_rebooted: bool = False
     texts: Mapping[int, bytes] = {}
+    options: TextOptions = DEFAULTS
 
 
 _REMEMBERED = 1 << 14

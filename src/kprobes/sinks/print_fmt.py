@@ -1,8 +1,7 @@
 """Events of tracepoints as the kernel's ``trace`` file prints them: by their ``print fmt``.
 
 What conversions print, the kernel's lib/vsprintf.c tells. Where a ``print fmt`` is not known, the
-event is shown as the kernel does with its trace option ``fields``: print_fields() of
-kernel/trace/trace_output.c, as 6.12 has it.
+event is shown as the kernel does with its trace option ``fields``.
 """
 
 from collections.abc import Callable
@@ -16,9 +15,10 @@ from kprobes.errors import FormatError
 from kprobes.formats.print_c import PrintExpression, UnknownPrint
 from kprobes.formats.print_fmt import LINE_MAX, Conversion, parse_print
 from kprobes.model.events import Batch, Column
-from kprobes.model.resolved import Field, RecordLayout, Storage
+from kprobes.model.resolved import RecordLayout
 from kprobes.sinks.names import Names, Shown
 from kprobes.sinks.print_numbers import Compute, Dtype, Numbers
+from kprobes.sinks.print_options import fields_text
 from kprobes.sinks.print_pointers import ShowSome, address_shown, bytes_shown, some_shown
 from kprobes.sinks.print_values import (
     HashedAddresses,
@@ -238,49 +238,3 @@ def _some(conversion: Conversion, value: PrintValue, values: Values, show: ShowS
         return list(map(show, rows.of(data).tolist(), counts))
 
     return _Piece(form=b"%b", lists=(column,))
-
-
-_PRINTABLE = range(0x20, 0x7F)
-_BYTE_TEXTS = [b"'%c'(%d)" % (n, n) if n in _PRINTABLE else b"(%d)" % n for n in range(256)]
-
-
-def fields_text(batch: Batch, names: Names) -> Shown:
-    """Return what the trace option ``fields`` prints, without the blank in front of it.
-
-    Bytes are shown where the kernel says <INVALID-SIZE> or <INVALID-TYPE>.
-    """
-    forms: list[bytes] = []
-    columns: list[list[Any]] = []
-    for field, values in zip(batch.layout.fields, batch.values, strict=True):
-        form, found = _field_text(field, values, names)
-        forms.append(_plain(field.name.encode()) + b"=" + form)
-        columns += found
-    return b" ".join(forms), columns
-
-
-def _field_text(field: Field, values: Column, names: Names) -> Shown:
-    if field.storage is not Storage.NUMBER:
-        return b"%b", [[_field_bytes(field, each) for each in values.tolist()]]
-    if field.count is not None:
-        return b"%b", [[each.tobytes().hex(",").encode() for each in values]]
-    if field.type == "symbol":
-        return b"%b", [list(map(names.symbol, values.tolist()))]
-    if field.declared in ("char *", "const char *"):
-        return b"%b", [[_kernel_string(names, addr) for addr in values.tolist()]]
-    pattern: list[int] = values.astype(f"u{field.size}").tolist()
-    if field.size == 1:
-        return b"%b", [list(map(_BYTE_TEXTS.__getitem__, pattern))]
-    if field.size == 2:
-        return b"0x%x (%d)", [pattern, pattern]
-    return b"0x%x (%d)", [pattern, values.astype(f"i{field.size}").tolist()]
-
-
-def _field_bytes(field: Field, value: bytes | None) -> bytes:
-    if value is None:
-        return _NULL
-    return value.hex(",").encode() if field.type == "bytes" else value
-
-
-def _kernel_string(names: Names, addr: int) -> bytes:
-    text = names.text_at(addr)
-    return b"(0x%016x)" % addr if text == b"%#x" % addr else b"(0x%016x:%b)" % (addr, text)

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.model.definition import STACKTRACE
-from kprobes.model.events import SYSCALLS, TRACERS, Batch, Column, Events
+from kprobes.model.definition import STACKTRACE, TGID
+from kprobes.model.events import SYSCALLS, TRACERS, Batch, Column, Events, addresses
 from kprobes.model.resolved import MIGRATE_SINCE, Field, Storage
+from kprobes.model.text_options import TextOptions
 from kprobes.model.visible import visible, visible_line
+from kprobes.sinks.contexts import ContextInfo, ContextTexts
 from kprobes.sinks.names import BH_SINCE, Name, Names, Shown, TraceSource, flags, in_order
+from kprobes.sinks.print_options import fields_text, is_raw, probe_text, raw_lines, zeroed
 
 if TYPE_CHECKING:
     from kprobes.sinks.print_fmt import PrintedEvent
 
-_TITLE = """\
-# tracer: nop
-#
-"""
+_TITLE = b"# tracer: nop\n#\n"
 _FOUR = """\
 #                                _-----=> irqs-off
 #                               / _----=> need-resched
@@ -44,27 +44,39 @@ _FIVE = """\
 #           TASK-PID     CPU#  |||||  TIMESTAMP  FUNCTION
 #              | |         |   |||||     |         |
 """
+_NONE = """\
+#           TASK-PID     CPU#     TIMESTAMP  FUNCTION
+#              | |         |         |         |
+"""
+_TGID_AT = 23
+_TGID = (" " * 10, "    TGID  ", "      |   ")
+"""The column of processes: in lines above the titles, in these, below them."""
 
 
-def before_counts() -> bytes:
-    """Return what stands before the line of counts."""
-    return _TITLE.encode()
+def _has_columns(source: TraceSource) -> bool:
+    return source.options.context_info and not source.options.verbose
 
 
-def counts(entries: int, cpus: int) -> bytes:
-    """Return the line of counts for a buffer that holds all that was written to it."""
+def _counts(entries: int, cpus: int) -> bytes:
+    # For a buffer that holds all that was written to it.
     return b"# entries-in-buffer/entries-written: %d/%d   #P:%d\n" % (entries, entries, cpus)
 
 
-def after_counts(source: TraceSource) -> bytes:
-    """Return what stands between the line of counts and the events."""
-    if source.version < MIGRATE_SINCE:
-        columns = _FOUR
+def _columns(source: TraceSource) -> bytes:
+    # print_func_help_header_irq() in kernel/trace/trace.c.
+    if not source.options.irq_info:
+        text = _NONE
+    elif source.version < MIGRATE_SINCE:
+        text = _FOUR
     elif source.version < BH_SINCE:
-        columns = _FIVE.replace("/BH-disabled", "")
+        text = _FIVE.replace("/BH-disabled", "")
     else:
-        columns = _FIVE
-    return f"#\n{columns}".encode()
+        text = _FIVE
+    if source.options.record_tgid:
+        *above, titles, below = text.splitlines(keepends=True)
+        parts = (*((line, _TGID[0]) for line in above), (titles, _TGID[1]), (below, _TGID[2]))
+        text = "".join(line[:_TGID_AT] + part + line[_TGID_AT:] for line, part in parts)
+    return f"#\n{text}".encode()
 
 
 Mask = NDArray[np.bool_]
@@ -97,7 +109,7 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
         case Storage.STACK:
             return b"%b", [list(map(names.stack_text, values.tolist()))]
         case Storage.NUMBER if field.type != "symstr":
-            form, columns = _array(field, _number(field, names), _zeroed(values, bad))
+            form, columns = _array(field, _number(field, names), zeroed(values, bad))
             if bad is not None and names.enumerator_of(field) is not None:
                 columns = _unnamed(field, columns, bad)
             return form, columns
@@ -119,13 +131,6 @@ def _unnamed(field: Field, columns: list[list[Any]], bad: Mask) -> list[list[Any
     zero = b"0x0" if field.type.startswith("x") else b"0"
     faults: list[bool] = bad.tolist()
     return [[zero if f else v for f, v in zip(faults, c, strict=True)] for c in columns]
-
-
-def _zeroed(values: Column, bad: Mask | None) -> Column:
-    if bad is None:
-        return values
-    mask = bad if values.ndim == 1 else bad[:, None]
-    return np.where(mask, values.dtype.type(0), values)
 
 
 def _number(field: Field, names: Names) -> tuple[bytes, Name | None]:
@@ -181,48 +186,10 @@ _REMEMBERED = 1 << 14
 _NS_PER_US = np.uint64(1000)
 _US_PER_S = np.uint64(1_000_000)
 
-_TASK = np.dtype([("comm", "S16"), ("pid", "<i4"), ("cpu", "<u4"), ("context", "<u8")])
-_KEY = f"V{_TASK.itemsize}"
-_RUN = 4
-"""Events of one task in a row, on average, from which on they are taken together."""
-
-
-class TaskTexts(dict[bytes, bytes]):
-    """What is shown of a task, its CPU and its context, by their bytes; remembered, as it repeats.
-
-    A key of bytes is made and found in half of the time of a tuple.
-    """
-
-    def __init__(self, show: Callable[[bytes, int, int, int], bytes]) -> None:
-        """Have comm, pid, cpu and context be shown by a function."""
-        super().__init__()
-        self._show = show
-
-    def __missing__(self, key: bytes) -> bytes:
-        """Return what is shown for the first time."""
-        text = self[key] = self._show(*np.frombuffer(key, _TASK).tolist()[0])
-        return text
-
-    def of(self, batch: Batch) -> list[bytes]:
-        """Return what is shown of each event."""
-        if len(self) > _REMEMBERED:
-            self.clear()
-        keys = np.empty(len(batch), _TASK)
-        keys["comm"], keys["pid"] = batch.comm, batch.pid
-        keys["cpu"], keys["context"] = batch.cpu, batch.context
-        words = keys.view(np.uint64).reshape(len(keys), -1)
-        # Events of a task follow each other: then one look-up is for all of them.
-        begins = np.flatnonzero((words[1:] != words[:-1]).any(axis=1)) + 1
-        if len(begins) > len(keys) // _RUN:
-            return list(map(self.__getitem__, keys.view(_KEY).tolist()))
-        begins = np.concatenate([[0], begins])[: len(keys)]
-        found = np.empty(len(begins), object)
-        found[:] = list(map(self.__getitem__, keys[begins].view(_KEY).tolist()))
-        return found.repeat(np.diff(begins, append=len(keys))).tolist()
-
 
 _ENTRY = b"%b%b<stack trace>\n%b"
-_NamesOf = Callable[[bytes], Iterable[bytes]]
+_FUNCTION = "function"
+"""The function tracer's event."""
 
 
 class _StackTexts(dict[bytes, bytes]):
@@ -236,16 +203,6 @@ class _StackTexts(dict[bytes, bytes]):
             self.clear()
         text = self[stack] = self._show(stack)
         return text
-
-
-def _field(frames: _NamesOf, stack: bytes) -> bytes:
-    # print_synth_event() in kernel/trace/trace_events_synth.c.
-    return b"".join(b"=> %b\n" % frame for frame in frames(stack))
-
-
-def _entry(frames: _NamesOf, stack: bytes) -> bytes:
-    # trace_stack_print() in kernel/trace/trace_output.c: functions, without offsets and modules.
-    return b"".join(b" => %b\n" % frame.partition(b"+")[0] for frame in frames(stack))
 
 
 class TextSink:
@@ -265,9 +222,10 @@ class TextSink:
         """
         self._out = out
         self._source = source
-        self._tasks = TaskTexts(partial(_head, source.version))
+        self._options = source.options
+        self._contexts = ContextTexts(partial(_head, source.version, source.options))
         self._names = Names(source)
-        self._stacks = [_StackTexts(partial(show, self._frames)) for show in (_field, _entry)]
+        self._stacks = [_StackTexts(show) for show in (self._field, self._entry)]
         self._print_fmts: dict[int, PrintedEvent] = {}
         self._written: int | None = None
         self._counts_at: int | None = None
@@ -287,7 +245,8 @@ class TextSink:
         written = self._begin()
         if self._counts_at is not None and written:
             self._out.flush()
-            old, new = counts(0, self._source.cpus), counts(written, self._source.cpus)
+            cpus = self._source.cpus
+            old, new = _counts(0, cpus), _counts(written, cpus)
             _grow(self._out, self._counts_at, len(old), new)
             self._counts_at = None
         self._out.flush()
@@ -295,28 +254,47 @@ class TextSink:
     def _begin(self) -> int:
         if self._written is None:
             self._written = 0
-            self._out.write(before_counts())
-            if self._source.entries is None and self._out.seekable() and self._out.readable():
-                self._counts_at = self._out.tell()
-            self._out.write(counts(self._source.entries or 0, self._source.cpus))
-            self._out.write(after_counts(self._source))
+            self._out.write(_TITLE)
+            if _has_columns(self._source):
+                if self._source.entries is None and self._out.seekable() and self._out.readable():
+                    self._counts_at = self._out.tell()
+                self._out.write(_counts(self._source.entries or 0, self._source.cpus))
+                self._out.write(_columns(self._source))
         return self._written
 
     def lines(self, batch: Batch) -> list[bytes]:
         """Return one line per event."""
-        layout = batch.layout
-        times = microseconds(batch.ts) if self._source.has_ns else (batch.ts.tolist(),)
-        form = b"%b%5d.%06d: " if self._source.has_ns else b"%b%12d: "
-        spec, found = self._of_probe(batch) if not layout.print_fmt else self._printed(batch)
-        columns: list[list[Any]] = [self._tasks.of(batch), *times, *found]
-        lines = map((form + spec + b"\n").__mod__, zip(*columns, strict=True))
-        if layout.group == TRACERS:
+        if is_raw(self._options):
+            return raw_lines(batch, self._options, is_terminal=self._is_terminal)
+        form, where = self._where(batch)
+        spec, found = self._event(batch)
+        lines = _formatted(form + spec + b"\n", [*where, *found], len(batch))
+        if batch.layout.group == TRACERS:
             # What is written to trace_marker ends its line itself.
             lines = (line.rstrip(b"\n") + b"\n" for line in lines)
         if self._is_terminal:
             lines = map(visible_line, lines)
-        heads = map(form.__mod__, zip(*columns[: 1 + len(times)], strict=True))
-        return self._with_stacks(batch, list(lines), heads)
+        return self._with_stacks(batch, list(lines), _formatted(form, where, len(batch)))
+
+    def _where(self, batch: Batch) -> Shown:
+        # Task, CPU and time.
+        if not self._options.context_info:
+            return b"", []
+        if self._source.has_ns:
+            return b"%b%5d.%06d: ", [self._contexts.of(batch), *microseconds(batch.ts)]
+        return b"%b%12d: ", [self._contexts.of(batch), batch.ts.tolist()]
+
+    def _event(self, batch: Batch) -> Shown:
+        layout, options = batch.layout, self._options
+        if options.fields:
+            is_probe = not layout.print_fmt
+            spec, found = (probe_text if is_probe else fields_text)(batch, self._names)
+            return _literal(f"{layout.event}:{'' if is_probe else ' '}") + spec, found
+        if not layout.print_fmt:
+            return self._of_probe(batch)
+        if layout.group == TRACERS and layout.event == _FUNCTION:
+            return self._of_function(batch)
+        return self._printed(batch)
 
     def _with_stacks(self, batch: Batch, lines: list[bytes], heads: Iterable[bytes]) -> list[bytes]:
         # Below the event's line, whatever their place among the fields.
@@ -338,17 +316,50 @@ class TextSink:
         layout, columns = batch.layout, list[list[Any]]()
         form = _literal(f"{layout.event}: ")
         if batch.caller is None:
-            form += _literal(f"({layout.where})")
+            form += _literal(f"({layout.where}{self._address(layout.ip)})")
         else:
-            form += b"(%b" + _literal(f" <- {layout.function})")
-            columns.append(self._names.callers(batch.caller))
+            form += b"(%b" + _literal(f" <- {layout.function}{self._address(layout.ip)})")
+            columns.append(self._callers(batch.caller))
+        hidden = TGID if self._options.record_tgid else ""
         for field, values, faulted in zip(layout.fields, batch.values, batch.faulted, strict=True):
-            if field.storage is Storage.STACK:
+            if field.storage is Storage.STACK or field.name == hidden:
                 continue
             spec, found = shown(field, values, faulted, self._names)
             form += _literal(f" {field.name}=") + spec
             columns += found
         return form, columns
+
+    def _address(self, addr: int) -> str:
+        # seq_print_ip_sym() in kernel/trace/trace_output.c.
+        return f" <{addr:016x}>" if self._options.sym_addr and addr else ""
+
+    def _callers(self, addrs: NDArray[np.uint64]) -> list[bytes]:
+        names = self._names.callers(addrs)
+        if not self._options.sym_addr:
+            return names
+        pairs = zip(names, addrs.tolist(), strict=True)
+        return [name + self._address(addr).encode() for name, addr in pairs]
+
+    def _place(self, name: bytes, addr: int) -> bytes:
+        shown = name if self._options.sym_offset else name.partition(b"+")[0]
+        return shown + self._address(addr).encode()
+
+    def _of_function(self, batch: Batch) -> Shown:
+        # trace_fn_trace().
+        fields = zip(batch.layout.fields, batch.values, strict=True)
+        named = {field.name: values.tolist() for field, values in fields}
+        names = ("ip", "parent_ip") if self._options.print_parent else ("ip",)
+        columns = [[self._place(self._names.symbol(a), a) for a in named[each]] for each in names]
+        return b" <-".join([b"%b"] * len(names)), columns
+
+    def _field(self, stack: bytes) -> bytes:
+        # print_synth_event() in kernel/trace/trace_events_synth.c.
+        return b"".join(b"=> %b\n" % frame for frame in self._frames(stack))
+
+    def _entry(self, stack: bytes) -> bytes:
+        # trace_stack_print() in kernel/trace/trace_output.c.
+        pairs = zip(self._frames(stack), addresses(stack), strict=True)
+        return b"".join(b" => %b\n" % self._place(frame, addr) for frame, addr in pairs)
 
     def _frames(self, stack: bytes) -> Iterable[bytes]:
         frames = self._names.stack(stack)
@@ -369,10 +380,18 @@ class TextSink:
         return (_literal(f"{layout.event}: ") + spec if is_named else spec), columns
 
 
-def _head(version: tuple[int, int], comm: bytes, pid: int, cpu: int, context: int) -> bytes:
+def _formatted(form: bytes, columns: list[list[Any]], count: int) -> Iterable[bytes]:
+    return map(form.__mod__, zip(*columns, strict=True) if columns else [()] * count)
+
+
+def _head(version: tuple[int, int], options: TextOptions, info: ContextInfo) -> bytes:
     # What stands before the time. __trace_find_cmdline: whatever the idle task is called.
-    name = comm if pid else b"<idle>"
-    return b"%16b-%-7d [%03d] %b " % (name, pid, cpu, flags(context, version).encode())
+    name = info.comm if info.pid else b"<idle>"
+    process = b""
+    if options.record_tgid:
+        process = b"(%7d) " % info.tgid if info.tgid else b"(-------) "
+    context = flags(info.context, version).encode() if options.irq_info else b""
+    return b"%16b-%-7d %b[%03d] %b " % (name, info.pid, process, info.cpu, context)
 
 
 def _literal(text: str) -> bytes:
