@@ -210,10 +210,10 @@ def test_what_is_wrong_for_all_events_is_an_error(trigger: str) -> None:
 
 
 def test_it_is_known_before_there_are_events() -> None:
-    check_hist("keys=size", [READ, OTHER])
-    check_hist("keys=got", [READ, OTHER])
+    check_hist("keys=size", [READ, OTHER], SOURCE)
+    check_hist("keys=got", [READ, OTHER], SOURCE)
     with pytest.raises(DefinitionError, match="Couldn't find field"):
-        check_hist("keys=nosuch", [READ, OTHER])
+        check_hist("keys=nosuch", [READ, OTHER], SOURCE)
 
 
 def test_a_table_is_that_of_the_first_event_that_has_hits() -> None:
@@ -233,8 +233,8 @@ def test_a_key_that_is_a_number_here_and_a_text_there_is_refused() -> None:
     with pytest.raises(DefinitionError, match="a number of one event, and a text of another"):
         counted("keys=comm", both)
     with pytest.raises(DefinitionError, match="a text of one event, and a number of another"):
-        check_hist("keys=common_cpu,comm", [OTHER, numbers])
-    check_hist("keys=common_comm", [OTHER, numbers])
+        check_hist("keys=common_cpu,comm", [OTHER, numbers], SOURCE)
+    check_hist("keys=common_comm", [OTHER, numbers], SOURCE)
 
 
 def test_without_events_there_are_no_entries() -> None:
@@ -271,3 +271,21 @@ def test_stacks_count_whole_or_by_their_first_addresses() -> None:
 
     assert whole == {(packed(stack),): (1,) for stack in stacks}
     assert cut == {(packed(range(1, 17)),): (3,), (packed([1]),): (1,)}
+
+
+def test_the_tasks_process_is_a_key_where_records_have_it() -> None:
+    layout = make_layout(3, ("u8", "s32"), names=("n", "common_tgid"))
+    rows = [Row(values=(n, 7 + n // 2)) for n in range(4)]
+
+    found = counted("keys=tgid:vals=n", make_events([make_batch(layout, rows)]))
+
+    assert entries(found) == {(7,): (2, 1), (8,): (2, 5)}
+    with pytest.raises(DefinitionError, match="-O record-tgid"):
+        counted("keys=tgid")
+
+
+def test_a_filter_is_wrong_before_there_is_any_event() -> None:
+    check_hist("keys=common_pid if got > 0", [OTHER, READ], SOURCE)
+    for trigger, message in (("junk > 5", "Field not found"), ("count >", "Invalid value")):
+        with pytest.raises(DefinitionError, match=message):
+            check_hist(f"keys=count if {trigger}", [OTHER, READ], SOURCE)

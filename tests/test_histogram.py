@@ -130,6 +130,32 @@ def test_two_histograms_are_one() -> None:
         _ = both + counted("keys=comm")
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("trigger", ["keys=comm:vals=got,duration.avg", "keys=pid,count.log2"])
+def test_what_was_counted_in_between_is_the_difference(trigger: str, seed: int) -> None:
+    rng = random.Random(seed)
+    rounds = [in_order([make_batch(READ, random_rows(rng, 100))]) for _ in range(2)]
+
+    first, second, both = (counted(trigger, *each) for each in (rounds[:1], rounds[1:], rounds))
+
+    between = both - first
+    assert entries(between) == entries(second)
+    assert (between.hits, between.unmeasured) == (second.hits, second.unmeasured)
+    assert len(both - both) == 0
+    assert entries(first + between) == entries(both)
+
+
+def test_what_cannot_be_told_in_between_is_refused() -> None:
+    first, later = counted("keys=comm:vals=got.max"), counted("keys=comm:vals=got.max")
+
+    with pytest.raises(UsageError, match=r"got\.max is known of all hits"):
+        _ = later - first
+    with pytest.raises(UsageError, match="other keys or values"):
+        _ = counted("keys=pid") - counted("keys=comm")
+    with pytest.raises(UsageError, match="lacks entries"):
+        _ = counted("keys=comm").take(slice(1)) - counted("keys=comm")
+
+
 def test_programs_get_columns() -> None:
     found = counted("keys=comm,got.log2,by:vals=got.avg,wide.hex:sort=hitcount.descending,comm")
 

@@ -69,6 +69,10 @@ class ColumnFilter:
         if self._error is not None and not any(each for _, each in self._programs.values()):
             raise self._error
 
+    def ask(self, layout: RecordLayout) -> None:
+        """Find out whether it can be asked of a kind of events, none of which has come yet."""
+        self._program(layout)
+
     def passed(self, events: Events) -> Events:
         """Return those for which it holds, in their order; the columns are the same."""
         return kept_of(events, [self._mask(batch) for batch in events.batches])

@@ -434,28 +434,37 @@ def can_count(text: str, layouts: Iterable[RecordLayout]) -> bool:
     return len({each.form for each in triggers}) <= 1
 
 
-def check_hist(text: str, layouts: Iterable[RecordLayout]) -> None:
-    """Find out whether a trigger can be asked of any of some events.
+def check_hist(text: str, layouts: Iterable[RecordLayout], source: TraceSource) -> None:
+    """Find out whether a trigger, and its filter, can be asked of any of some events.
 
     Args:
         text: of the trigger.
         layouts: of the events.
+        source: the kernel that they are of.
 
     Raises:
         DefinitionError: of none; says what is wrong for the first. Or a key is of one kind in one
             event, and of another in another.
     """
     error: DefinitionError | None = None
-    triggers: list[HistTrigger] = []
+    known: list[tuple[RecordLayout, HistTrigger]] = []
     for layout in _different(layouts):
         try:
-            triggers.append(parse_hist(text, known_fields(layout)))
+            known.append((layout, parse_hist(text, known_fields(layout))))
         except DefinitionError as found:
             error = error or found
-    if error is not None and not triggers:
-        raise error
-    for trigger in triggers[1:]:
-        _check_alike(text, triggers[0], trigger)
+    if not known:
+        if error is not None:
+            raise error
+        return
+    _, first = known[0]
+    for _, other in known[1:]:
+        _check_alike(text, first, other)
+    if first.filter:
+        asked = ColumnFilter(first.filter, source)
+        for layout, _ in known:
+            asked.ask(layout)
+        asked.check()
 
 
 def _check_alike(text: str, first: HistTrigger, other: HistTrigger) -> None:

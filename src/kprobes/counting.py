@@ -31,7 +31,7 @@ def with_trigger(
     known = list(layouts)
     if driver.target != "host" and can_count(trigger, known):
         return replace(options, trigger=trigger)
-    check_hist(trigger, known)
+    check_hist(trigger, known, driver.source)
     return options
 
 

@@ -33,7 +33,7 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
     """What a hist trigger has counted: ``n`` entries. Every array has shape (n,).
 
     Numbers are uint64, those of signed fields sign-extended, as the kernel's are. ``str()`` is the
-    kernel's text; ``+`` makes one histogram of two.
+    kernel's text; ``+`` makes one histogram of two, ``-`` has what was counted in between.
 
     Attributes:
         trigger: that was asked.
@@ -72,12 +72,29 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         """
         return merged([self, other])
 
+    def __sub__(self, earlier: "Histogram") -> "Histogram":
+        """Return what was counted after an earlier reading of the same, sorted.
+
+        Raises:
+            UsageError: the other one has other keys or values, or is later; or a value is a least
+                or greatest number, which is known of all hits only.
+        """
+        return since(self, earlier)
+
     def __repr__(self) -> str:
         """Return what it is."""
         return f"<Histogram: {self.hits} hits in {len(self)} entries by {self.trigger.text}>"
 
     def __str__(self) -> str:
         return self.text().decode(errors="backslashreplace")
+
+    def is_alike(self, other: "Histogram") -> bool:
+        """Whether another one has the same keys and values."""
+        return (self.trigger.keys, self.trigger.vals) == (other.trigger.keys, other.trigger.vals)
+
+    def rows(self) -> Iterator[tuple[object, ...]]:
+        """Yield the keys of each entry."""
+        return zip(*(key.tolist() for key in self.keys), strict=True)
 
     def take(self, rows: NDArray[np.int64] | slice) -> "Histogram":
         """Return some of its entries by their indices, shape (m,), in that order; copies."""
@@ -229,12 +246,10 @@ def merged(parts: Sequence[Histogram]) -> Histogram:
         UsageError: their triggers have other keys or values.
     """
     first = parts[0]
-    kinds = {(part.trigger.keys, part.trigger.vals) for part in parts}
-    if len(kinds) > 1:
+    if not all(map(first.is_alike, parts)):
         raise UsageError("histograms of other keys or values cannot be added")
     rows: dict[tuple[object, ...], int] = {}
-    keys = (zip(*(key.tolist() for key in part.keys), strict=True) for part in parts)
-    every = [key for part in keys for key in part]
+    every = [key for part in parts for key in part.rows()]
     which = np.array([rows.setdefault(key, len(rows)) for key in every], np.int64)
     firsts = np.unique(which, return_index=True)[1]
     return Histogram(
@@ -252,6 +267,32 @@ def merged(parts: Sequence[Histogram]) -> Histogram:
         dropped=sum(part.dropped for part in parts),
         unmeasured=sum(part.unmeasured for part in parts),
     ).sorted()
+
+
+def since(later: Histogram, earlier: Histogram) -> Histogram:
+    """Return what was counted between two readings; see ``Histogram.__sub__``."""
+    if not later.is_alike(earlier):
+        raise UsageError("histograms of other keys or values cannot be subtracted")
+    for val in later.trigger.vals:
+        if val.modifier in (Modifier.MIN, Modifier.MAX):
+            raise UsageError(f"{val.text} is known of all hits, and not of those in between")
+    before = {key: row for row, key in enumerate(earlier.rows())}
+    places = np.array([before.get(key, -1) for key in later.rows()], np.int64)
+    if np.count_nonzero(places >= 0) < len(earlier):
+        raise UsageError("what was counted later lacks entries of what was counted earlier")
+    pairs = [(later.hitcount, earlier.hitcount), *zip(later.vals, earlier.vals, strict=True)]
+    hitcount, *vals = (
+        now - np.where(places < 0, np.uint64(0), np.append(then, np.uint64(0))[places])
+        for now, then in pairs
+    )
+    found = replace(
+        later,
+        hitcount=hitcount,
+        vals=tuple(vals),
+        dropped=later.dropped - earlier.dropped,
+        unmeasured=later.unmeasured - earlier.unmeasured,
+    )
+    return found.take(np.flatnonzero(hitcount)).sorted()
 
 
 def combined(

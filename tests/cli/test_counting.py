@@ -221,6 +221,41 @@ def test_it_is_shown_each_interval_and_at_the_end() -> None:
     assert out.getvalue()[len(first) + len(second) :] == second
 
 
+def test_with_delta_each_interval_has_its_own_hits_and_the_end_all() -> None:
+    out = io.BytesIO()
+    shown = Shown(interval_s=1e-9, is_delta=True)
+    sink = HistogramSink(out, SOURCE, Counting(trigger="keys=comm", shown=shown))
+
+    sink.write(NO_EVENTS)
+    for _ in range(2):
+        sink.write(events())
+    sink.close()
+
+    head, *_ = out.getvalue().splitlines()
+    assert head.split() == [b"HITS", b"HITS/S", b"SHARE", b"COMM"]
+    assert [line for line in out.getvalue().splitlines() if b"entries" in line] == [
+        b"7 hits in 0.00 s, 3 entries",
+        b"7 hits in 0.00 s, 3 entries",
+        b"14 hits, 3 entries",
+    ]
+
+
+def test_hits_a_second_are_those_of_the_time_that_they_took() -> None:
+    text = shown_text(counted("keys=comm"), Shown(is_delta=True), seconds=0.5).decode()
+
+    rows = [line.split() for line in text.splitlines()[1:-2]]
+    assert rows
+    assert all(float(rate) == 2 * float(hits) for hits, rate, *_ in rows)
+
+
+@pytest.mark.parametrize("words", [["count", "p f"], ["hist", "r f"]])
+def test_what_is_new_is_new_since_some_time(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "-t", "guest", "--delta"]) == 2
+    assert capsys.readouterr().err == "kprobe: --delta needs --interval TIME: since when\n"
+
+
 def test_a_sink_without_an_interval_is_quiet_until_the_end() -> None:
     out = io.BytesIO()
     sink = HistogramSink(out, SOURCE, Counting(trigger="keys=comm", shown=Shown()))

@@ -125,6 +125,22 @@ def test_it_has_a_line_of_its_own_each_interval_and_at_the_end() -> None:
     assert [line["hits"] for line in lines] == [7, 14, 14]
 
 
+def test_lines_of_deltas_have_in_sum_what_was_counted() -> None:
+    out = io.BytesIO()
+    shown = Shown(form="json", interval_s=1e-9, is_delta=True)
+    sink = HistogramSink(out, SOURCE, Counting(trigger="keys=comm:vals=got", shown=shown))
+
+    sink.write(NO_EVENTS)
+    sink.write(events())
+    sink.write(events())
+    sink.close()
+
+    lines = objects("hist", out.getvalue())
+    assert [line["hits"] for line in lines] == [4, 4, 0]
+    assert lines[0]["entries"] == lines[1]["entries"]
+    assert all(0 <= line["seconds"] < 60 for line in lines)
+
+
 @pytest.mark.parametrize("member", ["trigger", "hits", "dropped", "unmeasured", "entries"])
 def test_without_one_of_its_members_it_is_not_valid(member: str) -> None:
     found = of_trigger("keys=comm:vals=got")

@@ -147,3 +147,27 @@ def test_an_event_over_a_limit_is_told_first_and_makes_a_trace_incomplete() -> N
     (found,) = objects("summary", summary.json())
     assert found["over_limit"] == 1
     assert "event_id" not in found["probes"][0]
+
+
+def test_a_profile_is_as_the_kernel_prints_it() -> None:
+    # cat kprobe_profile, Debian's 6.1.0-56-cloud-amd64
+    summary = make_summary(hits("read", 1234, 5, 2), hits("open", 0))
+
+    assert summary.kprobe_profile() == (
+        "  read                                                    1234               7\n"
+        "  open                                                       0               0\n"
+    )
+
+
+@pytest.mark.parametrize("form", ["text", "json", "kprobe_profile"])
+def test_a_summary_has_several_forms(form: str) -> None:
+    summary = make_summary(hits("read", 1, 1))
+
+    assert {
+        "text": summary.text(),
+        "json": summary.json(),
+        "kprobe_profile": summary.kprobe_profile(),
+    }[form] == summary.shown(form, is_short=False, is_counting=False)
+    assert (summary.shown(form, is_short=True, is_counting=False) == summary.losses()) is (
+        form == "text"
+    )

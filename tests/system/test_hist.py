@@ -1,20 +1,23 @@
 """Hist triggers in guests: the kernel's own hist files of the same hits, and exact sums of many."""
 
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 import pytest
 from msgspec.structs import replace
 
 import kprobes
+from kprobes.column_hist import check_hist
 from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.event_table import TraceProbe
 from kprobes.histogram import Histogram
+from kprobes.model.resolved import RecordLayout
 from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.command import WAIT_S
 from tests.system.conftest import SUITES
+from tests.system.hist_corpus import LINES, NEWER, NOT_OURS
 from tests.system.oracle import Tracefs
 
 pytestmark = [
@@ -39,6 +42,8 @@ taskset 1 dd if=/dev/null of=/dev/null count=1 2>/dev/null
 true
 """
 _IF = 'if comm == "dd"'
+_AT_ONCE = 40
+"""Lines that a guest is given at once."""
 TRIGGERS = [
     ("p", "keys=common_pid.execname:sort=common_pid"),
     ("p", "keys=count:vals=count:sort=count"),
@@ -197,3 +202,37 @@ def test_while_it_is_read_no_hit_of_millions_is_lost_or_counted_twice(guest: Gue
     assert found.hits + found.dropped + missed == 2 * _READS
     assert found.hits >= 2 * _READS * 0.999
     assert found.vals[0].tolist() == found.hitcount.tolist()
+
+
+def test_every_line_of_syntax_has_the_kernels_verdict(guest: GuestSession) -> None:
+    tracefs = Tracefs(guest)
+    layouts = [layout for layout in guest.driver.layouts if layout.event == _NAMES["p"]]
+    lines = [*LINES.splitlines(), *NEWER.splitlines(), *NOT_OURS.splitlines()]
+    file = "events/theirs/counted/trigger"
+    tries = [
+        f"if echo '{line}' 2>/dev/null > {file}; then echo yes; else echo no; fi\n"
+        f"echo '!{line}' > {file} 2>/dev/null || true\n"
+        for line in lines
+    ]
+    told = [
+        word
+        for at in range(0, len(tries), _AT_ONCE)
+        for word in tracefs.run("".join(tries[at : at + _AT_ONCE])).split()
+    ]
+    assert len(told) == len(lines)
+    differing = {
+        line
+        for line, word in zip(lines, told, strict=True)
+        if (word == "yes") is not _is_accepted(line, layouts, guest)
+    }
+
+    newer = NEWER.splitlines() if guest.kernel.version < (7, 0) else []
+    assert differing == {*NOT_OURS.splitlines(), *newer}
+
+
+def _is_accepted(line: str, layouts: Sequence[RecordLayout], guest: GuestSession) -> bool:
+    try:
+        check_hist(line, layouts, guest.source)
+    except DefinitionError:
+        return False
+    return True

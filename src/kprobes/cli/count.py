@@ -33,5 +33,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Count; return the exit code."""
     trigger = trigger_text(args.by) if args.by else trigger_text(["function"], size=OF_FUNCTIONS)
-    shown = counting.shown_of(args, interval_s=counting.interval_of(args, out))
+    shown = counting.live_shown_of(args, out)
     return counting.run(args, out, Counting(trigger=trigger, shown=shown))

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.cli import options, trace
 from kprobes.cli.terminal import write_text
@@ -32,6 +33,7 @@ class Shown(Struct, frozen=True, kw_only=True):
         form: one of ``FORMS``.
         top: so many entries are shown, the first ones; None for all.
         interval_s: it is shown so often; 0 for at the end only.
+        is_delta: whether what is shown was counted since the time before.
         bounds: of the buckets that are shown one by one: what is less, and what is not less, is
             one each; or None.
     """
@@ -39,6 +41,7 @@ class Shown(Struct, frozen=True, kw_only=True):
     form: str = "text"
     top: int | None = None
     interval_s: float = 0.0
+    is_delta: bool = False
     bounds: tuple[int, int] | None = None
 
 
@@ -85,14 +88,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what all commands have that count the hits of a running kernel."""
     trace.add_begin(parser)
     trace.add_probing(parser)
+    options.add_trace_options(parser, records=True)
     add_shown(parser)
     parser.add_argument(
         "--interval",
-    options.add_trace_options(parser, records=True)
         type=options.duration,
         metavar="TIME",
         help="show what was counted so far so often (default: each second on a terminal, else at "
         "the end)",
+    )
+    parser.add_argument(
+        "--delta",
+        action="store_true",
+        help="show what was counted since the last time, and how many hits a second that were",
     )
     parser.add_argument(
         "--print-trigger",
@@ -102,24 +110,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(**DEFAULTS)
 
 
-def shown_of(
-    args: argparse.Namespace, *, interval_s: float = 0.0, bounds: tuple[int, int] | None = None
-) -> Shown:
+def shown_of(args: argparse.Namespace, *, bounds: tuple[int, int] | None = None) -> Shown:
     """Return how the options want it.
 
     Args:
         args: of ``add_shown``.
-        interval_s: see ``Shown``.
-        bounds: likewise.
+        bounds: see ``Shown``.
     """
     top = args.top if args.top or args.format != "text" else TOP
-    return Shown(form=args.format, top=top, interval_s=interval_s, bounds=bounds)
+    return Shown(form=args.format, top=top, bounds=bounds)
 
 
-def interval_of(args: argparse.Namespace, out: BinaryIO) -> float:
-    """Return how often what was counted is shown, in seconds; 0 for at the end only."""
+def live_shown_of(
+    args: argparse.Namespace, out: BinaryIO, *, bounds: tuple[int, int] | None = None
+) -> Shown:
+    """Return how the options want it of a running kernel.
+
+    Args:
+        args: of ``add_arguments``.
+        out: standard output.
+        bounds: see ``Shown``.
+
+    Raises:
+        UsageError: what is new each time is to be shown, and there is one time only.
+    """
     is_live = args.output is None and args.format == "text" and out.isatty()
-    return args.interval or (_INTERVAL_S if is_live else 0.0)
+    interval_s = args.interval or (_INTERVAL_S if is_live else 0.0)
+    if args.delta and not interval_s:
+        raise UsageError("--delta needs --interval TIME: since when")
+    shown = shown_of(args, bounds=bounds)
+    return replace(shown, interval_s=interval_s, is_delta=args.delta)
 
 
 def check_form(form: str, by: Sequence[str], *, has_top: bool) -> None:

@@ -74,8 +74,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     by: list[str] = args.by or []
     keys = [*by, f"{field}.{modifier}"]
     trigger = trigger_text(keys, sort=field)
-    interval_s = counting.interval_of(args, out)
-    shown = counting.shown_of(args, interval_s=interval_s, bounds=bounds)
+    shown = counting.live_shown_of(args, out, bounds=bounds)
     return counting.run(args, out, Counting(trigger=trigger, shown=shown))
 
 

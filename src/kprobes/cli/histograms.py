@@ -33,6 +33,7 @@ _MOST_ROWS = 80
 _LEAST_BAR = 10
 _UNITS = "KMGTPE"
 _BITS = 64
+_LEAST_S = 1e-9
 _CLEAR = b"\x1b[H\x1b[2J"
 
 
@@ -61,12 +62,15 @@ class HistogramSink:
         self._shown = counting.shown
         self._is_live = out.isatty()
         self._due_s = math.inf
+        self._shown_s = time.monotonic()
+        self._before: Histogram | None = None
 
     def write(self, events: Events) -> None:
         """Count events; show what there is when an interval is over, also without any."""
         now = time.monotonic()
         if self._due_s == math.inf and self._shown.interval_s:
             self._due_s = now + self._shown.interval_s
+            self._shown_s = now
         if len(events):
             self._hist.take(events)
         if now >= self._due_s:
@@ -84,9 +88,9 @@ class HistogramSink:
         self._hist.check()
         # Not in the place of what was shown: a command's own words may be there.
         self._is_live = False
-        self._show()
+        self._show(is_last=True)
 
-    def _show(self) -> None:
+    def _show(self, *, is_last: bool = False) -> None:
         histogram = self._histogram()
         if histogram is None:
             if not self._is_live:
@@ -94,8 +98,18 @@ class HistogramSink:
             return
         if self._is_live and self._shown.interval_s:
             self._out.write(_CLEAR)
-        self._out.write(shown_text(histogram, self._shown))
+        # People want to see at the end how many there were in all.
+        if self._shown.is_delta and not (is_last and self._shown.form == "text"):
+            histogram, seconds = self._delta(histogram)
+        else:
+            seconds = None
+        self._out.write(shown_text(histogram, self._shown, seconds=seconds))
         self._out.flush()
+
+    def _delta(self, histogram: Histogram) -> tuple[Histogram, float]:
+        before, self._before = self._before, histogram
+        then_s, self._shown_s = self._shown_s, time.monotonic()
+        return histogram if before is None else histogram - before, self._shown_s - then_s
 
     def _histogram(self) -> Histogram | None:
         if self._read is None:
@@ -106,30 +120,41 @@ class HistogramSink:
         return self._last
 
 
-def shown_text(histogram: Histogram, shown: Shown) -> bytes:
-    """Return a sorted histogram in one of the forms."""
+def shown_text(histogram: Histogram, shown: Shown, *, seconds: float | None = None) -> bytes:
+    """Return a sorted histogram in one of the forms.
+
+    Args:
+        histogram: any.
+        shown: the form, and how much of it.
+        seconds: in which it was counted, where that is to be told.
+    """
     match shown.form:
         case "hist":
             return histogram.text()
         case "json":
-            return json_lines([_object(histogram, shown.top)]).encode()
+            time_ = {} if seconds is None else {"seconds": round(seconds, 6)}
+            return json_lines([_object(histogram, shown.top) | time_]).encode()
         case "csv":
             return _csv(histogram.take(slice(0, shown.top)))
         case form if form in FLAMES:
             return FLAMES[form](stacks_of(histogram.take(slice(0, shown.top))))
         case _:
-            text = _text(histogram, Names(histogram.source), shown)
+            text = _text(histogram, seconds, Names(histogram.source), shown)
             return text.encode(errors="surrogateescape")
 
 
-def _text(histogram: Histogram, names: Names, shown: Shown) -> str:
+def _text(histogram: Histogram, seconds: float | None, names: Names, shown: Shown) -> str:
     has_bars = histogram.trigger.keys[-1].modifier in _BUCKETED and not histogram.trigger.vals
-    body = _bars(histogram, names, shown) if has_bars else _table(histogram, names, shown.top)
-    return body + _totals(histogram)
+    if has_bars:
+        body = _bars(histogram, names, shown)
+    else:
+        body = _table(histogram, seconds, names, shown.top)
+    return body + _totals(histogram, seconds)
 
 
-def _totals(histogram: Histogram) -> str:
-    parts = [counted(histogram.hits, "hit"), f"{len(histogram):,} entries"]
+def _totals(histogram: Histogram, seconds: float | None) -> str:
+    when = "" if seconds is None else f" in {seconds:.2f} s"
+    parts = [counted(histogram.hits, "hit") + when, f"{len(histogram):,} entries"]
     if len(histogram) == 1:
         parts[1] = "1 entry"
     if histogram.dropped:
@@ -273,19 +298,22 @@ def _drawn(rows: Sequence[tuple[str, int]], name: str, width: int) -> str:
     return "".join(lines)
 
 
-def _table(histogram: Histogram, names: Names, top: int | None) -> str:
+def _table(histogram: Histogram, seconds: float | None, names: Names, top: int | None) -> str:
     trigger, whole = histogram.trigger, histogram.hits
-    head = ["HITS", "SHARE", *(val.text.upper() for val in trigger.vals)]
+    rate = [] if seconds is None else ["HITS/S"]
+    head = ["HITS", *rate, "SHARE", *(val.text.upper() for val in trigger.vals)]
     count = len(head)
     head += [key.name.upper() for key in trigger.keys]
     shown = histogram.take(slice(0, top))
     vals = [_value_texts(shown, at) for at in range(len(trigger.vals))]
     keys = [_key_texts(shown, at, names) for at in range(len(trigger.keys))]
-    hits = [f"{each:,}" for each in shown.hitcount.tolist()]
-    shares = [share_text(each, whole) for each in shown.hitcount.tolist()]
+    counts: list[int] = shown.hitcount.tolist()
+    numbers = [[f"{each:,}" for each in counts], [share_text(each, whole) for each in counts]]
+    if seconds is not None:
+        numbers.insert(1, [f"{each / max(seconds, _LEAST_S):,.0f}" for each in counts])
     rows = [head]
-    for hit, share, *others in zip(hits, shares, *vals, *keys, strict=True):
-        rows += _with_frames(trigger, [hit, share, *others])
+    for row in zip(*numbers, *vals, *keys, strict=True):
+        rows += _with_frames(trigger, [*row])
     text = aligned(right(rows, range(count)))
     rest = len(histogram) - len(shown)
     return text + (f"... and {rest:,} more\n" if rest else "")

@@ -38,7 +38,7 @@ _OURS = re.compile(r"-(q*)o(.*)|--(?:output|ready|summary)(=.*)?", re.DOTALL)
 _NO_COMMAND = (
     "COMMAND runs in one guest: record that one alone, or leave COMMAND away and use --duration"
 )
-_NO_FORM = "--summary json of several targets needs a file, for each its own: --summary json:FILE"
+_NO_FORM = "--summary %s of several targets needs a file, for each its own: --summary %s:FILE"
 _NOT_SAFE = re.compile(r"[^A-Za-z0-9._]+")
 _LONGEST_NAME = 100
 _POLL_S = 0.05
@@ -143,8 +143,9 @@ def _check(every: Sequence[argparse.Namespace]) -> None:
         raise UsageError("-o - is for one target: one stream cannot have several recordings")
     if every[0].recording == every[0].summary[1]:
         raise UsageError(f"{every[0].recording} would be written twice")
-    if every[0].summary == ("json", None):
-        raise UsageError(_NO_FORM)
+    form, path = every[0].summary
+    if form != "text" and path is None:
+        raise UsageError(_NO_FORM % (form, form))
     if any("-" in args.definitions for args in every):
         raise UsageError("standard input is for one target: put its definitions into a @FILE")
     controls = Counter(args.control for args in every if args.control is not None)

@@ -90,6 +90,31 @@ class Summary(Struct, frozen=True, kw_only=True):
         problems = self.all_missed or self.lost or self.damaged or self.unserved
         return not (problems or self.over_limit or self.dropped)
 
+    def shown(self, form: str, *, is_short: bool, is_counting: bool) -> str:
+        """Return it in a form.
+
+        Args:
+            form: one of ``trace.SUMMARIES``.
+            is_short: whether for people only what is missing counts.
+            is_counting: whether hits were counted, and are in the output.
+        """
+        match form:
+            case "json":
+                return self.json()
+            case "kprobe_profile":
+                return self.kprobe_profile()
+            case _:
+                return self.losses() if is_short else self.text(is_counting=is_counting)
+
+    def kprobe_profile(self) -> str:
+        """Return the kernel's ``kprobe_profile`` file: event, hits and misses of each probe.
+
+        probes_profile_seq_show() in kernel/trace/trace_kprobe.c.
+        """
+        return "".join(
+            f"  {p.event:<44} {p.recorded:>15} {p.all_missed:>15}\n" for p in self.probes
+        )
+
     def text(self, *, is_counting: bool = False) -> str:
         """Return all of it, for people; of what was counted that is in the output, without it."""
         lines = [f"\n{self._events()}{self._paused()}\n", _table(self.probes)]

@@ -270,15 +270,20 @@ def _add_rings(parser: argparse.ArgumentParser) -> None:
         type=_summary,
         default=("text", None),
         metavar="FORM[:FILE]",
-        help="what is told at the end, as text (default) or json, on standard error or in a file",
+        help="what is told at the end, as text (default), json or the kernel's kprobe_profile, on "
+        "standard error or in a file",
     )
     parser.add_argument("--strict", action="store_true", help="exit 6 when an event is missing")
 
 
+SUMMARIES = ("text", "json", "kprobe_profile")
+"""What ``--summary`` may be."""
+
+
 def _summary(text: str) -> tuple[str, Path | None]:
     form, _, path = text.partition(":")
-    if form not in ("text", "json"):
-        raise argparse.ArgumentTypeError(f"invalid form: {form!r} (must be text or json)")
+    if form not in SUMMARIES:
+        raise argparse.ArgumentTypeError(f"invalid form: {form!r} ({', '.join(SUMMARIES)})")
     return form, Path(path) if path else None
 
 
@@ -310,12 +315,12 @@ def prepared(args: argparse.Namespace, out: BinaryIO) -> "Callable[[Stop | None]
         raise UsageError("--hang-timeout is for --until-panic SIZE")
     if args.cpu is not None and args.python is not None:
         raise UsageError("--cpu is for definitions, not for the handlers of --python")
+    options.check_text_options(args)
     texts = _given(args)
     if args.output is not None:
         check_writable(args.output)
     if args.ready is not None:
         check_ready(args.ready)
-    options.check_text_options(args)
     script = None if args.python is None else read_script(args.python)
     # The engine takes a third of a second to import: what is wrong so far is said before.
     from kprobes.cli.tracing import trace

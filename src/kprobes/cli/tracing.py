@@ -585,12 +585,8 @@ def reasons(refusals: Sequence[RefusedError]) -> Counter[str]:
 
 def _print_summary(summary: Summary, args: argparse.Namespace) -> None:
     form, path = args.summary
-    if form == "json":
-        text = summary.json()
-    else:
-        is_counting = args.counting is not None
-        is_short = args.quiet and path is None
-        text = summary.losses() if is_short else summary.text(is_counting=is_counting)
+    is_short, is_counting = args.quiet and path is None, args.counting is not None
+    text = summary.shown(form, is_short=is_short, is_counting=is_counting)
     if path is not None:
         with open_output(path) as file:
             file.write(text.encode())
