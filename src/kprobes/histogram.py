@@ -281,10 +281,8 @@ def since(later: Histogram, earlier: Histogram) -> Histogram:
     if np.count_nonzero(places >= 0) < len(earlier):
         raise UsageError("what was counted later lacks entries of what was counted earlier")
     pairs = [(later.hitcount, earlier.hitcount), *zip(later.vals, earlier.vals, strict=True)]
-    hitcount, *vals = (
-        now - np.where(places < 0, np.uint64(0), np.append(then, np.uint64(0))[places])
-        for now, then in pairs
-    )
+    # Of what is new there was none: the last one, at -1.
+    hitcount, *vals = (now - np.append(then, np.uint64(0))[places] for now, then in pairs)
     found = replace(
         later,
         hitcount=hitcount,
