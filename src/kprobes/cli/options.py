@@ -203,10 +203,10 @@ def add_trace_options(
         records: whether it records.
         prints: whether it prints events.
     """
-    of_records = "stacktrace, the kernel's stack of every event; record-tgid, its process"
-    of_text = "sym-offset, sym-addr, record-tgid, fields, raw, hex, bin, verbose; noirq-info, "
-    of_text += "nocontext-info, noprint-parent"
-    what = [of_records] * records + [f"of the text {of_text}"] * prints
+    of_records = "of records stacktrace (the kernel's), record-tgid (the task's process)"
+    of_text = "of text sym-offset, sym-addr, record-tgid, fields, raw, hex, bin, verbose, "
+    of_text += "noirq-info, nocontext-info, noprint-parent"
+    what = [of_records] * records + [of_text] * prints
     parser.add_argument(
         "-O",
         "--option",
