@@ -61,60 +61,56 @@ class DefinitionAction(argparse.Action):
         del vars(namespace)["rest"]
 
 
-class DeletionAction(argparse.Action):
+class _Taking(argparse.Action):
+    # Takes an option each time that it is given.
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        del parser, option_string
+        self.take(namespace, str(values))
+
+    def take(self, namespace: argparse.Namespace, text: str) -> None:
+        """Take a value into what was parsed so far."""
+        raise NotImplementedError
+
+
+class DeletionAction(_Taking):
     """``-:EVENT``, a definition that is also an option with a value."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
+    def take(self, namespace: argparse.Namespace, text: str) -> None:
         """Take the definition."""
-        del parser
-        namespace.definitions = (*namespace.definitions, f"{option_string}{values}")
+        namespace.definitions = (*namespace.definitions, f"{self.option_strings[0]}{text}")
 
 
-class FilterAction(argparse.Action):
+class FilterAction(_Taking):
     """``--filter EXPR``, for the definition before it; ``filters`` has it by that one's index."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
+    def take(self, namespace: argparse.Namespace, text: str) -> None:
         """Take the filter."""
-        del parser, option_string
         last = _last(self, namespace)
         if last in namespace.filters:
             raise argparse.ArgumentError(self, "this definition has one already: use &&")
-        namespace.filters = {**namespace.filters, last: str(values)}
+        namespace.filters = {**namespace.filters, last: text}
 
 
-class TriggerAction(argparse.Action):
+class TriggerAction(_Taking):
     """``--trigger TEXT``, for the definition before it, which may have several."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
+    def take(self, namespace: argparse.Namespace, text: str) -> None:
         """Take the trigger."""
-        del parser, option_string
         last, given = _last(self, namespace), namespace.triggers
-        namespace.triggers = {**given, last: (*given.get(last, ()), str(values))}
+        namespace.triggers = {**given, last: (*given.get(last, ()), text)}
 
 
 OF_RECORDS = ("stacktrace", "record-tgid")
 """Trace options of the kernel that say what records have."""
 
 
-class TraceOptionAction(argparse.Action):
+class TraceOptionAction(_Taking):
     """``-O NAME``, one of the kernel's trace options; a ``no`` in front turns it off.
 
     Those of records are attributes of their names, those of text are in ``text_options``.
@@ -130,25 +126,17 @@ class TraceOptionAction(argparse.Action):
         of_records = OF_RECORDS if self._records else ()
         return tuple(dict.fromkeys((*of_records, *(_of_text() if self._prints else ()))))
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
+    def take(self, namespace: argparse.Namespace, text: str) -> None:
         """Take it."""
-        del parser, option_string
-        word = str(values)
-        name = word.removeprefix("no")
+        name = text.removeprefix("no")
         if name not in self.names:
             others = "" if self._prints else "; kprobe report has those of text"
             there = f"there are: {', '.join(self.names)}{others}"
-            raise argparse.ArgumentError(self, f"no such trace option: {word!r}; {there}")
+            raise argparse.ArgumentError(self, f"no such trace option: {text!r}; {there}")
         if self._records and name in OF_RECORDS:
-            setattr(namespace, name.replace("-", "_"), name == word)
+            setattr(namespace, name.replace("-", "_"), name == text)
         if self._prints and name in _of_text():
-            namespace.text_options = (*namespace.text_options, word)
+            namespace.text_options = (*namespace.text_options, text)
 
 
 def _of_text() -> tuple[str, ...]:
@@ -157,18 +145,12 @@ def _of_text() -> tuple[str, ...]:
     return NAMES
 
 
-class DisabledAction(argparse.Action):
+class DisabledAction(_Taking):
     """``--disabled``, for the definition before it."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
+    def take(self, namespace: argparse.Namespace, text: str) -> None:
         """Note it."""
-        del parser, values, option_string
+        del text
         namespace.disabled = namespace.disabled | {_last(self, namespace)}
 
 

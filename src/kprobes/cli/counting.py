@@ -88,7 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what all commands have that count the hits of a running kernel."""
     trace.add_begin(parser)
     trace.add_probing(parser)
-    options.add_trace_options(parser, records=True)
     add_shown(parser)
     parser.add_argument(
         "--interval",

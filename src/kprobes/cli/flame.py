@@ -6,7 +6,6 @@ from typing import BinaryIO
 
 from kprobes.cli import counting, trace
 from kprobes.cli.counting import Counting, Shown
-from kprobes.cli.options import add_trace_options
 from kprobes.errors import UsageError
 from kprobes.model.hist import LARGEST_SIZE, MAX_KEYS, STACK, trigger_text
 
@@ -37,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     trace.add_begin(parser)
     trace.add_probing(parser)
-    add_trace_options(parser, records=True)
     parser.add_argument(
         "--by",
         type=counting.words,

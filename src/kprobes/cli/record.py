@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     trace.add_begin(parser)
     trace.add_probing(parser)
-    options.add_trace_options(parser, records=True)
     trace.add_triggers(parser)
     parser.add_argument(
         "-o",

@@ -111,15 +111,19 @@ def add_begin(parser: argparse.ArgumentParser) -> None:
 
 def add_tracing(parser: argparse.ArgumentParser) -> None:
     """Add what every trace has, whatever guest it is of."""
-    add_probing(parser)
-    options.add_trace_options(parser, records=True, prints=True)
+    add_probing(parser, prints=True)
     add_triggers(parser)
     _add_limit(parser)
     _add_output(parser)
 
 
-def add_probing(parser: argparse.ArgumentParser) -> None:
-    """Add what is common to traces and recordings, whatever guest they are of."""
+def add_probing(parser: argparse.ArgumentParser, *, prints: bool = False) -> None:
+    """Add what is common to traces and recordings, whatever guest they are of.
+
+    Args:
+        parser: of a command.
+        prints: whether it prints events.
+    """
     options.add_definitions(parser)
     parser.add_argument(
         "--filter",
@@ -150,6 +154,7 @@ def add_probing(parser: argparse.ArgumentParser) -> None:
         max_size=None,
     )
     options.add_recording(parser)
+    options.add_trace_options(parser, records=True, prints=prints)
     parser.add_argument(
         "--duration", type=options.duration, metavar="TIME", help="stop after TIME: 10s, 500ms, 2m"
     )
