@@ -248,6 +248,14 @@ def test_hits_a_second_are_those_of_the_time_that_they_took() -> None:
     assert all(float(rate) == 2 * float(hits) for hits, rate, *_ in rows)
 
 
+@pytest.mark.parametrize("words", [["count", "p f"], ["hist", "r f"], ["flame", "p f"]])
+def test_what_is_counted_has_no_profile_of_events(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "-t", "guest", "--summary", "kprobe_profile"]) == 2
+    assert "--summary kprobe_profile is of events" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["count", "p f"], ["hist", "r f"]])
 def test_what_is_new_is_new_since_some_time(
     words: list[str], capsys: pytest.CaptureFixture[str]

@@ -235,6 +235,7 @@ def test_csv_is_what_a_converted_file_has(
         (["--format", "csv"], "a table of one event"),
         (["--top", "5"], "--top needs --sort"),
         (["-O", "raw", "--format", "json"], "-O raw is for text, not for --format json"),
+        (["-O", "record-tgid", "--format", "csv"], "-O record-tgid is for text, not for --format"),
         (["-O", "raw", "--count", "comm"], "-O raw is for events, not for --count and --hist"),
         (["--sort", "none"], "no event has a number 'none'"),
         (["--sort", "comm"], "no event has a number 'comm'"),

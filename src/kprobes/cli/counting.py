@@ -170,6 +170,8 @@ def run(args: argparse.Namespace, out: BinaryIO, counting: Counting) -> int:
     check_form(args.format, by, has_top=counting.shown.top is not None)
     if STACK in by:
         args.stacktrace = True
+    if args.summary[0] == "kprobe_profile":
+        raise UsageError("--summary kprobe_profile is of events: here the table has the counts")
     if args.print_trigger:
         write_text(out, f"{counting.trigger}\n")
         return 0

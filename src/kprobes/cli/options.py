@@ -220,14 +220,13 @@ def add_trace_options(
 
 
 def check_text_options(args: argparse.Namespace) -> None:
-    """Check that what changes the text is not given for another format.
+    """Check that what changes the text, and nothing else, is not given for another format.
 
     Raises:
         UsageError: it is.
     """
-    names = [
-        name for name in args.text_options if name.removeprefix("no") not in actions.OF_RECORDS
-    ]
+    of_records = {"record-tgid"} if args.record_tgid else set[str]()
+    names = [name for name in args.text_options if name not in of_records]
     if names and args.format != "text":
         raise UsageError(f"-O {names[0]} is for text, not for --format {args.format}")
 
