@@ -111,31 +111,29 @@ def test_a_value_has_the_form_that_its_modifier_says(val: str, value: object) ->
     assert [entry["vals"] for entry in found["entries"]] == [{val: value}]
 
 
-def test_it_has_a_line_of_its_own_each_interval_and_at_the_end() -> None:
+def lines_of_two_intervals(trigger: str, *, is_delta: bool) -> list[dict[str, Any]]:
+    """Return what is shown of the same events twice, and at the end."""
     out = io.BytesIO()
-    shown = Shown(form="json", interval_s=1e-9)
-    sink = HistogramSink(out, SOURCE, Counting(trigger="keys=comm", shown=shown))
+    shown = Shown(form="json", interval_s=1e-9, is_delta=is_delta)
+    sink = HistogramSink(out, SOURCE, Counting(trigger=trigger, shown=shown))
 
     sink.write(NO_EVENTS)
     sink.write(events())
     sink.write(events())
     sink.close()
 
-    lines = objects("hist", out.getvalue())
+    return objects("hist", out.getvalue())
+
+
+def test_it_has_a_line_of_its_own_each_interval_and_at_the_end() -> None:
+    lines = lines_of_two_intervals("keys=comm", is_delta=False)
+
     assert [line["hits"] for line in lines] == [7, 14, 14]
 
 
 def test_lines_of_deltas_have_in_sum_what_was_counted() -> None:
-    out = io.BytesIO()
-    shown = Shown(form="json", interval_s=1e-9, is_delta=True)
-    sink = HistogramSink(out, SOURCE, Counting(trigger="keys=comm:vals=got", shown=shown))
+    lines = lines_of_two_intervals("keys=comm:vals=got", is_delta=True)
 
-    sink.write(NO_EVENTS)
-    sink.write(events())
-    sink.write(events())
-    sink.close()
-
-    lines = objects("hist", out.getvalue())
     assert [line["hits"] for line in lines] == [4, 4, 0]
     assert lines[0]["entries"] == lines[1]["entries"]
     assert all(0 <= line["seconds"] < 60 for line in lines)

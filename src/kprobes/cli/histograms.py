@@ -132,8 +132,8 @@ def shown_text(histogram: Histogram, shown: Shown, *, seconds: float | None = No
         case "hist":
             return histogram.text()
         case "json":
-            time_ = {} if seconds is None else {"seconds": round(seconds, 6)}
-            return json_lines([_object(histogram, shown.top) | time_]).encode()
+            took = {} if seconds is None else {"seconds": round(seconds, 6)}
+            return json_lines([_object(histogram, shown.top) | took]).encode()
         case "csv":
             return _csv(histogram.take(slice(0, shown.top)))
         case form if form in FLAMES:

@@ -66,9 +66,11 @@ def known_fields(layout: RecordLayout, *, of_guest: bool = False) -> KnownFields
     arrays = {name: "an array is not one value" for name, field in own.items() if field is None}
     arrays |= dict.fromkeys(texts, "a guest does not count by strings and stacks itself")
     fields = {n: field for n, field in own.items() if field is not None and n not in texts}
-    places |= {"tgid": _TGID} if of_guest else {"common_timestamp": _TIMESTAMP}
-    if TGID in fields:
-        places |= {"tgid": replace(fields[TGID], name="tgid")}
+    if of_guest:
+        places |= {"tgid": _TGID}
+    else:
+        places |= {"common_timestamp": _TIMESTAMP}
+        places |= {"tgid": replace(fields[TGID], name="tgid")} if TGID in fields else {}
     if STACKTRACE in fields:
         places |= dict.fromkeys(_STACKS, fields[STACKTRACE])
         places[STACK] = replace(fields[STACKTRACE], name=STACK, width=0)

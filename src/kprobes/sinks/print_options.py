@@ -66,11 +66,7 @@ def fields_text(batch: Batch, names: Names) -> Shown:
         elif field.storage is Storage.TEXT:
             form, found = _literal(field.text), []
         else:
-            rows = values if values.ndim > 1 else values[:, None]
-            form, found = (
-                b"%b",
-                [[b",".join(_text(field, v) for v in row) for row in rows.tolist()]],
-            )
+            form, found = b"%b", [_texts(field, values)]
         forms.append(_literal(field.name.encode()) + b"=" + form)
         columns += found
     return b" ".join(forms), columns
@@ -110,6 +106,11 @@ def _number(field: Field, values: Column, names: Names) -> Shown:
 
 def _pointers(values: Column, names: Names) -> Shown:
     return b"%b (%d)", [list(map(names.symbol, values.tolist())), values.view("i8").tolist()]
+
+
+def _texts(field: Field, values: Column) -> list[bytes]:
+    rows = values if values.ndim > 1 else values[:, None]
+    return [b",".join(_text(field, value) for value in row) for row in rows.tolist()]
 
 
 def _text(field: Field, value: bytes | None) -> bytes:
