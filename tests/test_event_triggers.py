@@ -177,6 +177,11 @@ def test_triggers_go_with_their_event(table: EventTable) -> None:
     assert again.triggers == ()
 
 
+def test_stacks_of_all_hits_are_not_made_fewer_by_a_trigger(table: EventTable) -> None:
+    with pytest.raises(DefinitionError, match="have their stacks already"):
+        define(table, "p:a f", "stacktrace:1", stack=True)
+
+
 def test_a_stack_by_a_trigger_is_told_from_one_for_all(table: EventTable) -> None:
     asked = define(table, "p:a f", "stacktrace:1")
     every = define(table, "p:b f", stack=True)
