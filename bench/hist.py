@@ -25,7 +25,8 @@ TITLE = "hist: nanoseconds that counting a hit by a hist trigger adds to it"
 _GOAL = Goal(40)
 _PROGRAM = "poll"
 _CALL, _RETURN = f"p:ours {POLLED} a=$arg1", f"r:ours {POLLED}"
-_NATIVE = f"{TRACING}/events/kprobes/native"
+_TEXT = f"{POLLED} s=@linux_proc_banner:string"
+_TEXTUAL = f"p:ours {_TEXT}"
 _TOTALS = re.compile(r"Hits: (\d+)\s+Entries: (\d+)\s+Dropped: (\d+)")
 
 
@@ -52,9 +53,22 @@ class Case(Struct, frozen=True, kw_only=True):
         return self.where == _RETURN
 
     @property
+    def has_stack(self) -> bool:
+        """Whether it counts by the stack."""
+        return "stacktrace" in self.trigger
+
+    @property
     def recorded(self) -> str:
         """The same event of ours, recorded."""
-        return "our return with duration, recorded" if self.is_timed else "our event, recorded"
+        if self.is_timed:
+            return "our return with duration, recorded"
+        form = " with its stack" if self.has_stack else " with a string"
+        return f"our event{form if self.has_stack or self.where == _TEXTUAL else ''}, recorded"
+
+    @property
+    def directory(self) -> str:
+        """Of the kernel's own event."""
+        return f"{TRACING}/events/kprobes/{'textual' if self.where == _TEXTUAL else 'native'}"
 
 
 _CONTROL = Case(
@@ -86,11 +100,18 @@ def _cases() -> Sequence[Case]:
         *(Case(name=name, trigger=trigger, native=trigger) for name, trigger in same),
         Case(name="comm, beside common_pid.execname", trigger="keys=comm", native=execname),
         Case(name="a return's duration.log2", trigger="keys=duration.log2", where=_RETURN),
+        Case(
+            name="a return's duration.p99, by common_pid",
+            trigger=f"{pid}:vals=duration.p99",
+            where=_RETURN,
+        ),
+        Case(name="a string of 39", trigger="keys=s", native="keys=s", where=_TEXTUAL),
+        Case(name="common_stacktrace", trigger="keys=common_stacktrace", native="keys=stacktrace"),
     )
 
 
 def _measured(rig: Rig, passes: int, cases: Sequence[Case]) -> Mapping[str, float]:
-    rig.define_native([f"p:native {POLLED} a=$arg1"])
+    rig.define_native([f"p:native {POLLED} a=$arg1", f"p:textual {_TEXT}"])
     turns = [turn for case in (_CONTROL, *cases) for turn in _turns(rig, case)]
     turns += [
         Turn(name=case.recorded, program=_PROGRAM, arm=partial(_recorded, rig, case))
@@ -109,10 +130,10 @@ def _turns(rig: Rig, case: Case) -> Iterator[Turn]:
 @contextmanager
 def _native(rig: Rig, case: Case) -> Generator[None]:
     trigger = f"hist:{case.native}"
-    rig.shell(f"echo '{trigger}' > {_NATIVE}/trigger")
+    rig.shell(f"echo '{trigger}' > {case.directory}/trigger")
     try:
         yield
-        text = rig.shell(f"cat {_NATIVE}/enable {_NATIVE}/hist")
+        text = rig.shell(f"cat {case.directory}/enable {case.directory}/hist")
         totals = _TOTALS.search(text)
         # An asterisk: it is armed for its triggers only.
         if totals is None or not text.startswith("0*"):
@@ -121,14 +142,14 @@ def _native(rig: Rig, case: Case) -> Generator[None]:
         _check(rig, case, hits, left_out=dropped)
     finally:
         # Appended, as opening the file to write it anew would take all triggers away.
-        rig.shell(f"echo '!{trigger}' >> {_NATIVE}/trigger")
+        rig.shell(f"echo '!{trigger}' >> {case.directory}/trigger")
 
 
 @contextmanager
 def _ours(rig: Rig, case: Case) -> Generator[None]:
     session, before = rig.session, rig.session.options
     session.options = replace(before, trigger=f"hist:{case.trigger}")
-    probe = session.probe(case.where, duration=case.is_timed)
+    probe = session.probe(case.where, duration=case.is_timed, stacktrace=case.has_stack)
     try:
         with session.recording():
             yield
@@ -145,7 +166,7 @@ def _ours(rig: Rig, case: Case) -> Generator[None]:
 
 @contextmanager
 def _recorded(rig: Rig, case: Case) -> Generator[None]:
-    probe = rig.session.probe(case.where, duration=case.is_timed)
+    probe = rig.session.probe(case.where, duration=case.is_timed, stacktrace=case.has_stack)
     try:
         with rig.session.record() as trace:
             yield

@@ -7,6 +7,7 @@ import pytest
 from kprobes.counting import LiveHistogram, with_trigger
 from kprobes.errors import DefinitionError, UsageError
 from kprobes.histogram import Histogram
+from kprobes.model.definition import STACKTRACE
 from kprobes.model.events import Events
 from kprobes.model.options import Options
 from kprobes.sinks.names import TraceSource
@@ -98,6 +99,14 @@ def test_a_guest_is_asked_what_it_can_be_asked(
     found = with_trigger(Options(), trigger, FakeDriver(target=target), [READ, OTHER])
 
     assert found.trigger == (trigger if is_asked_there else "")
+
+
+def test_a_guest_is_asked_for_strings_stacks_and_percentiles() -> None:
+    layout = make_layout(3, ("ustring", "u64", "stacktrace"), names=("path", "n", STACKTRACE))
+    for trigger in ("keys=path", "keys=stack,path:vals=n.p99", "keys=common_stacktrace"):
+        assert with_trigger(Options(), trigger, FakeDriver(), [layout]).trigger == trigger
+    other = make_layout(4, ("u64",), names=("path",))
+    assert not with_trigger(Options(), "keys=n", FakeDriver(), [layout, other]).trigger
 
 
 def test_a_guest_is_not_asked_to_add_numbers_with_and_without_a_sign() -> None:

@@ -12,7 +12,7 @@ from kprobes.histogram import Histogram, share_of
 from kprobes.ring.merge import in_order
 from tests.build.events import Row, make_batch
 from tests.test_column_filter import OTHER, READ
-from tests.test_column_hist import counted, entries, random_rows
+from tests.test_column_hist import counted, entries, random_rows, value
 
 mpl.use("agg")
 U64 = (1 << 64) - 1
@@ -72,6 +72,11 @@ def test_the_text_is_the_kernels() -> None:
         ("keys=common_cpu:vals=count.hex", f"{CPU} hitcount:          1  count:        1f4"),
         ("keys=common_cpu:vals=count.avg", f"{CPU} hitcount:          1  count.avg:        500"),
         ("keys=common_cpu:vals=got.min", f"{CPU} hitcount:          1  got.min:          7"),
+        (
+            "keys=common_cpu:vals=count.p99.9",
+            f"{CPU} hitcount:          1  count.p99.9:        500",
+        ),
+        ("keys=common_cpu:vals=got.p50", f"{CPU} hitcount:          1  got.p50:          7"),
     ],
 )
 def test_a_key_or_value_is_shown_as_its_modifier_says(trigger: str, entry: str) -> None:
@@ -131,7 +136,15 @@ def test_two_histograms_are_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("trigger", ["keys=comm:vals=got,duration.avg", "keys=pid,count.log2"])
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        "keys=comm:vals=got,duration.avg",
+        "keys=pid,count.log2",
+        "keys=pid:vals=wide.p50,wide.p99,count:size=131072",
+        "keys=comm:vals=got.p25:size=131072",
+    ],
+)
 def test_what_was_counted_in_between_is_the_difference(trigger: str, seed: int) -> None:
     rng = random.Random(seed)
     rounds = [in_order([make_batch(READ, random_rows(rng, 100))]) for _ in range(2)]
@@ -154,6 +167,48 @@ def test_what_cannot_be_told_in_between_is_refused() -> None:
         _ = counted("keys=pid") - counted("keys=comm")
     with pytest.raises(UsageError, match="lacks entries"):
         _ = counted("keys=comm").take(slice(1)) - counted("keys=comm")
+
+
+TRIGGER = "keys=comm:vals=got.p50,got.min,got.p99,got:size=131072:sort=got.p99.descending"
+
+
+def test_percentiles_are_of_the_numbers_of_their_key() -> None:
+    rows = random_rows(random.Random(6), 500)
+    found = counted(TRIGGER, in_order([make_batch(READ, rows)]))
+
+    columns = found.columns()
+    assert [*columns] == ["comm", "hitcount", "got.p50", "got.min", "got.p99", "got"]
+    for at, comm in enumerate(columns["comm"].tolist()):
+        own = sorted(value(row, 1) or 0 for row in rows if row.comm == comm.encode())
+        half, most = (own[-(-len(own) * percent // 100) - 1] for percent in (50, 99))
+        assert (columns["got.p50"][at], columns["got.p99"][at]) == (half, most)
+        assert columns["got.min"][at] == own[0]
+        assert columns["hitcount"][at] == len(own)
+    assert columns["got.p99"].tolist() == sorted(columns["got.p99"].tolist(), reverse=True)
+    last = found.take(slice(1, None))
+    assert last.columns()["got.p50"].tolist() == columns["got.p50"].tolist()[1:]
+
+
+@pytest.mark.parametrize("cut", [1, 120, 299])
+def test_percentiles_of_two_histograms_are_those_of_all_hits(cut: int) -> None:
+    rows = random_rows(random.Random(7), 300)
+    rounds = [in_order([make_batch(READ, part)]) for part in (rows[:cut], rows[cut:])]
+    whole, parts = counted(TRIGGER, *rounds), [counted(TRIGGER, each) for each in rounds]
+
+    both = parts[0] + parts[1]
+
+    assert entries(both) == entries(whole)
+
+
+def test_what_has_no_room_for_its_bucket_is_dropped_and_what_is_known_counts() -> None:
+    rows = [Row(values=(n, *[0] * 6)) for n in (*range(1, 1001), *range(1, 1001))]
+
+    found = counted("keys=common_cpu:vals=count.p50:size=128", in_order([make_batch(READ, rows)]))
+
+    # 512 entries: each number up to 128 has one, of the others some share one.
+    assert found.hits + found.dropped == 2000
+    assert found.dropped % 2 == 0
+    assert len(found.buckets.entries) <= 512 if found.buckets is not None else False
 
 
 def test_programs_get_columns() -> None:

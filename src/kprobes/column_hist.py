@@ -11,9 +11,10 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from kprobes.buckets import bucket_of
 from kprobes.column_filter import ColumnFilter
 from kprobes.errors import DefinitionError
-from kprobes.histogram import Histogram, Numbers, combined, objects
+from kprobes.histogram import Histogram, Numbers, combined, objects, of_entries
 from kprobes.lang.hist import parse_hist
 from kprobes.model.codes import HistCode, hist_error
 from kprobes.model.events import Batch, Column, Events
@@ -137,9 +138,14 @@ class ColumnHist:
         else:
             unmeasured = 0
         keys = [self._codes(batch, key) for key in trigger.keys]
+        if (field := trigger.percentile_of) is not None:
+            numbers = _number(batch, field)
+            keys.append(
+                bucket_of(numbers.view(np.int64) if field.is_signed else numbers).view(np.uint64)
+            )
         return _Part(
             keys=keys,
-            vals=[_taken(_number(batch, val), val) for val in trigger.vals],
+            columns=[_taken(_number(batch, each), each) for each in trigger.columns],
             batch=batch,
             places=places,
             unmeasured=unmeasured,
@@ -284,10 +290,11 @@ class _Texts(dict[bytes | None, int]):
 
 
 class _Part(Struct, frozen=True, kw_only=True, eq=False):
-    # Events of one layout: keys and values, and where each stands in the order of time.
+    # Events of one layout: keys, the bucket last, and columns; where each stands in the order of
+    # time.
     batch: Batch
     keys: Sequence[Numbers]
-    vals: Sequence[Numbers]
+    columns: Sequence[Numbers]
     places: NDArray[np.int64]
     unmeasured: int
 
@@ -308,7 +315,7 @@ class _Table:
         self._rows: dict[tuple[int, ...], int] = {}
         self._comms: list[bytes] = []
         self._hits: Numbers = np.zeros(0, np.uint64)
-        self._vals = [np.zeros(0, np.uint64) for _ in trigger.vals]
+        self._columns = [np.zeros(0, np.uint64) for _ in trigger.columns]
         self._dropped = 0
         self._unmeasured = 0
 
@@ -334,14 +341,14 @@ class _Table:
             if key not in self._rows
         ]
         for _, key, at, first in sorted(new):
-            if len(self._rows) == self.trigger.size:
+            if len(self._rows) == self.trigger.room:
                 break
             if self._rows.setdefault(key, len(self._rows)) == len(self._comms):
                 batch = every[at].part.batch
                 self._comms.append(bytes(batch.comm[first]) if batch.pid[first] else IDLE)
         room = len(self._rows) - len(self._hits)
         self._hits = np.pad(self._hits, (0, room))
-        self._vals = [np.pad(val, (0, room)) for val in self._vals]
+        self._columns = [np.pad(column, (0, room)) for column in self._columns]
 
     def _add(self, each: _Groups) -> None:
         count = len(each.keys)
@@ -352,29 +359,32 @@ class _Table:
         own = rows[has_row]
         is_new = self._hits[own] == 0
         self._hits[own] += hits[has_row]
-        for at, (field, values) in enumerate(zip(self.trigger.vals, each.part.vals, strict=True)):
+        of = zip(self.trigger.columns, self._columns, each.part.columns, strict=True)
+        for field, kept, values in of:
             found = combined(values, each.groups, count, field=field)[has_row]
-            kept = self._vals[at]
             kept[own] = np.where(is_new, found, _joined(kept[own], found, field))
 
     def histogram(self, source: TraceSource, texts: _Texts) -> Histogram:
         """Return a copy, sorted."""
         names = objects(texts.names)
-        columns = np.array([*self._rows], np.uint64).reshape(-1, len(self.trigger.keys)).T
+        has_bucket = self.trigger.percentile_of is not None
+        width = len(self.trigger.keys) + has_bucket
+        words = np.array([*self._rows], np.uint64).reshape(-1, width).T
         keys = (
             names[codes.astype(np.int64)] if key.kind in _TEXTUAL else codes.copy()
-            for key, codes in zip(self.trigger.keys, columns, strict=True)
+            for key, codes in zip(self.trigger.keys, words, strict=False)
         )
-        return Histogram(
+        found = Histogram(
             trigger=self.trigger,
             source=source,
             keys=tuple(keys),
             comms=np.array(self._comms, _COMM_DTYPE),
             hitcount=self._hits.copy(),
-            vals=tuple(val.copy() for val in self._vals),
+            vals=(),
             dropped=self._dropped,
             unmeasured=self._unmeasured,
-        ).sorted()
+        )
+        return of_entries(found, self._columns, words[-1].view(np.int64))
 
 
 def _joined(one: Numbers, other: Numbers, field: HistField) -> Numbers:

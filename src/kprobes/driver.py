@@ -86,6 +86,11 @@ class Driver(EventDriver, CountingDriver, Protocol):
     """What probes one kernel. Every method leaves it running, if it ran."""
 
     @property
+    def tables_size(self) -> int:
+        """Bytes of the kernel's memory that hits are counted in now; 0 where none are."""
+        ...
+
+    @property
     def kernel(self) -> Kernel:
         """What runs there: release, symbols, types."""
         ...

@@ -1,7 +1,7 @@
 """Histograms: what hist triggers have counted, as columns, and as the kernel's hist files print it.
 
-hist_trigger_show() in kernel/trace/trace_events_hist.c. Average, minimum and maximum, which it has
-not, are values with their modifier in the name.
+hist_trigger_show() in kernel/trace/trace_events_hist.c. Average, minimum, maximum and percentiles,
+which it has not, are values with their modifier in the name.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from kprobes.buckets import HitBuckets, summed
 from kprobes.errors import UsageError
 from kprobes.model.events import Column
-from kprobes.model.hist import MAX_FIELDS, OWN_MODIFIERS, HistField, HistKind, HistTrigger, Modifier
+from kprobes.model.hist import (
+    EXTREMES,
+    MAX_FIELDS,
+    OWN_MODIFIERS,
+    HistField,
+    HistKind,
+    HistTrigger,
+    Modifier,
+)
 from kprobes.sinks.json import valid_text
 from kprobes.sinks.names import Names, TraceSource
 from kprobes.units import U64
@@ -41,9 +50,10 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         keys: for each key its numbers, or objects that are ``bytes``.
         comms: S16, for a key with ``execname`` the name of the task that made the entry.
         hitcount: uint64, hits of each.
-        vals: for each value its sum, or least, or greatest; of an average the sum.
+        vals: for each value its sum, or least, or greatest, or percentile; of an average the sum.
         dropped: hits for which the table had no room.
         unmeasured: hits that are left out, as they have no duration.
+        buckets: what percentiles are of, or None.
     """
 
     trigger: HistTrigger
@@ -54,6 +64,7 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
     vals: tuple[Numbers, ...]
     dropped: int = 0
     unmeasured: int = 0
+    buckets: HitBuckets | None = None
 
     def __len__(self) -> int:
         """Return the number of entries."""
@@ -97,13 +108,15 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         return zip(*(key.tolist() for key in self.keys), strict=True)
 
     def take(self, rows: NDArray[np.int64] | slice) -> "Histogram":
-        """Return some of its entries by their indices, shape (m,), in that order; copies."""
+        """Return some of its entries by their indices, shape (m,), each once; copies."""
+        rows = np.arange(len(self))[rows]
         return replace(
             self,
             keys=tuple(key[rows] for key in self.keys),
             comms=self.comms[rows],
             hitcount=self.hitcount[rows],
             vals=tuple(val[rows] for val in self.vals),
+            buckets=None if self.buckets is None else self.buckets.take(rows),
         )
 
     def sorted(self) -> "Histogram":
@@ -252,7 +265,7 @@ def merged(parts: Sequence[Histogram]) -> Histogram:
     every = [key for part in parts for key in part.rows()]
     which = np.array([rows.setdefault(key, len(rows)) for key in every], np.int64)
     firsts = np.unique(which, return_index=True)[1]
-    return Histogram(
+    found = Histogram(
         trigger=first.trigger,
         source=first.source,
         keys=tuple(
@@ -266,7 +279,32 @@ def merged(parts: Sequence[Histogram]) -> Histogram:
         ),
         dropped=sum(part.dropped for part in parts),
         unmeasured=sum(part.unmeasured for part in parts),
-    ).sorted()
+        buckets=_merged_buckets(parts, which),
+    )
+    return _with_percentiles(found).sorted()
+
+
+def _merged_buckets(parts: Sequence[Histogram], which: NDArray[np.int64]) -> HitBuckets | None:
+    buckets = [part.buckets for part in parts if part.buckets is not None]
+    if not buckets:
+        return None
+    starts = np.cumsum([0, *map(len, parts)]).tolist()
+    entries = (which[start:][each.entries] for start, each in zip(starts, buckets, strict=False))
+    return summed(buckets, [*entries])
+
+
+def _with_percentiles(histogram: Histogram) -> Histogram:
+    buckets = histogram.buckets
+    if buckets is None:
+        return histogram
+    pairs = zip(histogram.trigger.vals, histogram.vals, strict=True)
+    vals = tuple(
+        buckets.percentile(field.width).view(np.uint64)
+        if field.modifier is Modifier.PERCENTILE
+        else val
+        for field, val in pairs
+    )
+    return replace(histogram, vals=vals)
 
 
 def since(later: Histogram, earlier: Histogram) -> Histogram:
@@ -274,7 +312,7 @@ def since(later: Histogram, earlier: Histogram) -> Histogram:
     if not later.is_alike(earlier):
         raise UsageError("histograms of other keys or values cannot be subtracted")
     for val in later.trigger.vals:
-        if val.modifier in (Modifier.MIN, Modifier.MAX):
+        if val.modifier in EXTREMES:
             raise UsageError(f"{val.text} is known of all hits, and not of those in between")
     before = {key: row for row, key in enumerate(earlier.rows())}
     places = np.array([before.get(key, -1) for key in later.rows()], np.int64)
@@ -289,8 +327,51 @@ def since(later: Histogram, earlier: Histogram) -> Histogram:
         vals=tuple(vals),
         dropped=later.dropped - earlier.dropped,
         unmeasured=later.unmeasured - earlier.unmeasured,
+        buckets=_buckets_since(later, earlier, places),
     )
-    return found.take(np.flatnonzero(hitcount)).sorted()
+    return _with_percentiles(found.take(np.flatnonzero(hitcount))).sorted()
+
+
+def _buckets_since(
+    later: Histogram, earlier: Histogram, places: NDArray[np.int64]
+) -> HitBuckets | None:
+    # What a bucket's least and greatest numbers were in between nobody knows: those of all are
+    # in it, too.
+    now, then = later.buckets, earlier.buckets
+    if now is None or then is None:
+        return None
+    entries = np.empty(len(earlier), np.int64)
+    entries[places[places >= 0]] = np.flatnonzero(places >= 0)
+    taken = replace(then, hits=np.negative(then.hits))
+    return summed([now, taken], [now.entries, entries[then.entries]]).without_empty()
+
+
+def of_entries(
+    histogram: Histogram, columns: Sequence[Numbers], buckets: NDArray[np.int64]
+) -> Histogram:
+    """Return the histogram of a table's entries; what differs by its bucket only is one.
+
+    Args:
+        histogram: keys and hits of the entries, without values.
+        columns: that the trigger keeps, shape (n,) each.
+        buckets: of each entry, shape (n,); nothing is looked at without percentiles.
+    """
+    trigger = histogram.trigger
+    vals = (columns[trigger.columns_of(val)[0]].copy() for val in trigger.vals)
+    found = replace(histogram, vals=tuple(vals))
+    field = trigger.percentile_of
+    if field is None:
+        return found.sorted()
+    dtype = np.int64 if field.is_signed else np.uint64
+    least, most = (columns[at].view(dtype) for at in trigger.columns_of(field))
+    detail = HitBuckets(
+        entries=np.arange(len(found)),
+        buckets=buckets,
+        hits=found.hitcount,
+        least=least,
+        most=most,
+    )
+    return merged([replace(found, buckets=detail)])
 
 
 def combined(
@@ -304,7 +385,7 @@ def combined(
         count: of groups.
         field: says whether it is their sum, which is that of averages, too, or another one.
     """
-    if field.modifier not in (Modifier.MIN, Modifier.MAX):
+    if field.modifier not in EXTREMES:
         return _summed(values, groups, count)
     order = np.argsort(groups, kind="stable")
     starts = np.searchsorted(groups[order], np.arange(count))
@@ -396,7 +477,7 @@ def _column(histogram: Histogram, at: int) -> Sequence[bytes]:
             return [b" %b: %20b" % (name, _bar(share_of(number, most))) for number in numbers]
         case Modifier.HEX:
             return [b" %b: %10x" % (name, number) for number in numbers]
-        case Modifier.AVG | Modifier.MIN | Modifier.MAX:
+        case _ if field.modifier in OWN_MODIFIERS:
             shown = histogram.value(at).tolist()
             return [b" %b: %10d" % (name, int(number)) for number in shown]
         case _:

@@ -13,7 +13,9 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from kprobes.buckets import bucket_of
 from kprobes.model.events import Batch, Column, Events
+from kprobes.model.hist import PARTS_BITS
 from kprobes.model.resolved import Field, RecordLayout, Storage
 from kprobes.ring.merge import join
 from kprobes.sinks.names import Name, Names, TraceSource
@@ -23,7 +25,7 @@ MAX_EXACT = 4096
 """So many different numbers of a field are counted one by one."""
 ERROR = 1 / 128
 """Of a percentile of more of them, relative."""
-BUCKETS = 64
+BUCKETS = 1 << PARTS_BITS
 """For each power of two, that they are counted by."""
 MAX_VALUES = 512
 """So many different texts of a field are counted exactly."""
@@ -34,12 +36,6 @@ Z = 2.5758293035489004
 _NS_PER_S = 10**9
 _LOW = 0xFFFF_FFFF
 
-# A float64's bits from the top: sign, 11 of the exponent, 52 of the mantissa. Without the lowest
-# 46 they count the buckets. Numbers of more than 53 bits are rounded before:
-# by less than 1/2**53, which ERROR has room for, as it is of whole buckets.
-_MANTISSA_BITS, _PART_BITS, _BIAS = 52, BUCKETS.bit_length() - 1, 1023
-_SHIFT = _MANTISSA_BITS - _PART_BITS
-_MAGNITUDE = (1 << 63) - 1
 _LAST = 64 * BUCKETS
 """The bucket that ends at 2**64; 0 is that of 0, and 1 that of 1."""
 
@@ -147,10 +143,7 @@ class Distribution:
         self._is_exact = False
 
     def _buckets(self, wide: NDArray[Any]) -> NDArray[np.int64]:
-        bits = wide.astype(np.float64).view(np.int64)
-        buckets = ((bits & _MAGNITUDE) >> _SHIFT) - ((_BIAS << _PART_BITS) - 1)
-        np.clip(buckets, 0, _LAST, out=buckets)
-        return self._zero + np.where(bits < 0, -buckets, buckets) if self._zero else buckets
+        return bucket_of(wide) + self._zero
 
     def _limit(self, rank: int, sign: int) -> float:
         number = self._at(rank)
@@ -184,13 +177,13 @@ def _first(bucket: int) -> int:
     if not bucket:
         return 0
     power, part = divmod(bucket - 1, BUCKETS)
-    return (BUCKETS + part) << power >> _PART_BITS
+    return (BUCKETS + part) << power >> PARTS_BITS
 
 
 def _middle(bucket: int) -> int:
     # From 64 on a bucket is 2**(power - 6) wide; below it has one whole number, its first.
     power = max(bucket - 1, 0) // BUCKETS
-    return _first(bucket) + (1 << power >> _PART_BITS + 1)
+    return _first(bucket) + (1 << power >> PARTS_BITS + 1)
 
 
 class FrequentValues:

@@ -139,18 +139,21 @@ class EventColumns:
             raise UsageError(f"no event {self.name} was recorded that could be counted")
         return found
 
-    def count(self, by: str | Sequence[str] = "comm") -> Histogram:
+    def count(self, by: str | Sequence[str] = "comm", vals: str | Sequence[str] = ()) -> Histogram:
         """Return how many events there are of each task, or by other keys, most first.
+
+        ``trace["read"].count("comm", "got,duration.p99")`` has sums and percentiles, too.
 
         Args:
             by: ``comm``, ``pid``, ``cpu``, ``function``, fields with modifiers or without; or up to
                 three of these.
+            vals: numbers that are summed up, or with ``.avg``, ``.min``, ``.max``, ``.p50``.
 
         Raises:
             DefinitionError: there is no such field, or modifier.
             UsageError: no event of this name was recorded.
         """
-        return self.histogram(trigger_text(_words(by)))
+        return self.histogram(trigger_text(_words(by), _words(vals)))
 
     def hist(self, field: str | None = None, *, by: str | Sequence[str] = ()) -> Histogram:
         """Return how a number is distributed.

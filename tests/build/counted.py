@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from kprobes.lang.filter import parse_filter
 from kprobes.lang.hist import parse_hist
 from kprobes.lang.parser import parse
-from kprobes.model.abi import GuestAbi
+from kprobes.model.abi import WALK_STACK, GuestAbi
 from kprobes.model.definition import DURATION, SyntheticFields
 from kprobes.model.filter import Header
 from kprobes.model.hist import HistField, HistTable, HistTrigger, Modifier, Special
@@ -49,8 +49,8 @@ def make_counted(
         filter_text: of its filter, or "".
         number: of the function: each has a place and an event of its own.
     """
-    names = make_kernel([symbol("f", site_of(isa, number))])
-    fields = SyntheticFields(duration=DURATION in trigger)
+    names = make_kernel([symbol("f", site_of(isa, number)), symbol(WALK_STACK, kernel.TEXT)])
+    fields = SyntheticFields(duration=DURATION in trigger, stacktrace="stack" in trigger)
     probe = resolve(
         replace(parse(text, registers=isa.arch.registers), synthetic_fields=fields),
         replace(names, arch=isa.arch.name),
@@ -153,14 +153,21 @@ def log2(number: int) -> int:
     return (number - 1).bit_length() if number else 0
 
 
+def bucket_of(number: int) -> int:
+    """Return the bucket for percentiles: 64 of each power of two, from 1 on; in plain Python."""
+    if number <= 0:
+        return -bucket_of(-number) if number else 0
+    power = number.bit_length() - 1
+    return 64 * power + 1 + (64 * number - (64 << power) >> power)
+
+
 def read_table(trigger: HistTrigger, data: bytes) -> Table:
     """Read a table as it is drawn in ``model.hist``; its free entries must be empty."""
-    key_words = sum(2 if key.source is Header.COMM else 1 for key in trigger.keys)
-    head, size = 2 + key_words, entry_size(trigger)
-    end = head + len(trigger.vals)
+    head, size = 2 + _key_words(trigger), entry_size(trigger)
+    end = head + len(trigger.columns)
     used, dropped, unmeasured = _words(data[: 3 * _WORD])
     entries: list[Entry] = []
-    for slot in range(2 * trigger.size):
+    for slot in range(2 * trigger.room):
         raw = data[_HEADER + slot * size :][:size]
         words = _words(raw)
         if not words[0]:
@@ -179,10 +186,15 @@ def read_table(trigger: HistTrigger, data: bytes) -> Table:
 
 
 def entry_size(trigger: HistTrigger) -> int:
-    """Return the bytes of an entry: mark, hitcount, key words, values, and with execname a name."""
-    key_words = sum(2 if key.source is Header.COMM else 1 for key in trigger.keys)
+    """Return the bytes of an entry: mark, hitcount, keys, columns, and with execname a name."""
     has_comm = any(key.modifier is Modifier.EXECNAME for key in trigger.keys)
-    return _WORD * (2 + key_words + len(trigger.vals) + (2 if has_comm else 0))
+    words = 2 + _key_words(trigger) + len(trigger.columns)
+    return _WORD * (words + (2 if has_comm else 0))
+
+
+def _key_words(trigger: HistTrigger) -> int:
+    words = sum(2 if key.source is Header.COMM else 1 for key in trigger.keys)
+    return words + (1 if trigger.percentile_of else 0)
 
 
 def _words(data: bytes) -> tuple[int, ...]:
@@ -198,14 +210,22 @@ class Tables:
         """Have empty ones."""
         self._guest, self._trigger = guest, trigger
         self._place = (arm64.DATA if isa is ARM64 else machine.DATA) + _TABLES
-        self._size = _HEADER + 2 * trigger.size * entry_size(trigger)
+        self._entries = _HEADER + 2 * trigger.room * entry_size(trigger)
+        self._size = HistTable(trigger=trigger, number=0).size
         assert self._size * CPUS <= _TABLES_SIZE
         self.clear()
 
     def read(self, cpu: int = 0) -> Table:
         """Return a CPU's table."""
-        data = self._guest.cpu.read(self._place + cpu * self._size, self._size)
+        data = self._guest.cpu.read(self._place + cpu * self._size, self._entries)
         return read_table(self._trigger, data)
+
+    def kept(self, place: int, cpu: int = 0) -> bytes:
+        """Return the bytes of a key whose word says that they are at this place of the area."""
+        area = self._place + cpu * self._size + self._entries
+        assert 0 < place < self._size - self._entries
+        _, size = _words(self._guest.cpu.read(area + place, 2 * _WORD))
+        return self._guest.cpu.read(area + place + 2 * _WORD, size)
 
     def clear(self) -> None:
         """Make both empty, with nothing but zeros in all of the memory."""
@@ -349,15 +369,17 @@ class Model:
         for each in trigger.keys:
             is_comm = each.source is Header.COMM
             key += words_of(comm) if is_comm else (self._taken(each, arguments),)
+        if trigger.percentile_of is not None:
+            key += (self._bucket(trigger.percentile_of, arguments),)
         rows = self._rows[guest.number]
-        if key not in rows and len(rows) == trigger.size:
+        if key not in rows and len(rows) == trigger.room:
             self.dropped += 1
             return
         self._comms[guest.number].setdefault(key, comm)
-        vals = tuple(self._taken(each, arguments) for each in trigger.vals)
+        vals = tuple(self._taken(each, arguments) for each in trigger.columns)
         hits, *before = rows.get(key, (0, *vals))
         if hits:
-            both = zip(trigger.vals, before, vals, strict=True)
+            both = zip(trigger.columns, before, vals, strict=True)
             vals = tuple(_joined(field, one, other) for field, one, other in both)
         rows[key] = hits + 1, *vals
 
@@ -369,6 +391,10 @@ class Model:
             assert table.counts == rows
             found = {each.keys: each.comm for each in table.entries if each.comm}
             assert found == (comms if found else {})
+
+    def _bucket(self, field: HistField, arguments: Sequence[int]) -> int:
+        number = self._number(field, arguments)
+        return bucket_of(signed(number) if field.is_signed else number) & U64
 
     def _taken(self, field: HistField, arguments: Sequence[int]) -> int:
         number = self._number(field, arguments)

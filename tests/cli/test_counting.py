@@ -108,6 +108,7 @@ def test_two_recordings_are_not_counted(
 
 
 SIZE = "size=16384"
+SIZED = ("--size", "1000")
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,15 @@ SIZE = "size=16384"
             ["count", "p f a=$arg1", "--by", "comm,pid,a.log2"],
             f"keys=comm,common_pid,a.log2:sort=hitcount.descending:{SIZE}",
         ),
+        (
+            ["count", "r f", "--vals", "duration.avg,duration.p99", "--sort", "duration.p99"],
+            "keys=function:vals=duration.avg,duration.p99:sort=duration.p99.descending:size=65536",
+        ),
+        (
+            ["count", "p f a=$arg1", "--by", "a.log2,pid", "--sort", "a.log2.ascending", *SIZED],
+            "keys=a.log2,common_pid:sort=a.ascending:size=1000",
+        ),
+        (["hist", "p f a=$arg1", *SIZED], "keys=a.log2:sort=a:size=1000"),
         (["hist", "r f"], f"keys=duration.log2:sort=duration:{SIZE}"),
         (["hist", "r f", "--by", "comm"], f"keys=comm,duration.log2:sort=duration:{SIZE}"),
         (["hist", "p f a=$arg1"], f"keys=a.log2:sort=a:{SIZE}"),

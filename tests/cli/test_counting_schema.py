@@ -100,6 +100,8 @@ def test_a_key_has_the_form_that_its_modifier_says(key: str, value: object) -> N
         ("got.min", -300),
         ("got.max", -1),
         ("got.avg", -150.5),
+        ("got.p50", -300),
+        ("got.p99", -1),
         ("wide", (1 << 63) + 1),
         ("wide.hex", "0x8000000000000001"),
         ("hitcount.percent", 2),

@@ -17,6 +17,7 @@ from tests.build.counted import (
     Counted,
     CountedReturns,
     Model,
+    bucket_of,
     entry_size,
     log2,
     make_counted,
@@ -58,6 +59,9 @@ def counts_of(found: Counted, cpu: int = 0) -> dict[tuple[int, ...], tuple[int, 
         ("keys=comm:vals=a.min:size=256", 512, (32, 40, 40)),
         ("keys=comm,a,common_pid.execname:vals=b,b.max:size=200", 512, (48, 64, 80)),
         ("keys=common_pid.execname:size=131072", 1 << 18, (24, 24, 40)),
+        ("keys=a:vals=a.p50,a.p99,a.max,a.avg,a:size=128", 1024, (32, 56, 56)),
+        ("keys=comm:vals=b.p99.9:size=32768", 1 << 17, (40, 56, 56)),
+        ("keys=a:vals=b.p50:size=131072", 1 << 18, (32, 48, 48)),
     ],
 )
 def test_an_entry_has_mark_hitcount_keys_values_and_name_in_a_row(
@@ -66,7 +70,7 @@ def test_an_entry_has_mark_hitcount_keys_values_and_name_in_a_row(
     table = make_counted(isa, PLAIN, trigger).hist
 
     assert table is not None
-    assert (table.vals, table.comm, table.entry_size) == places
+    assert (table.columns, table.comm, table.entry_size) == places
     assert (table.slots, table.size) == (slots, 64 + slots * places[2])
     assert entry_size(table.trigger) == places[2]
 
@@ -104,7 +108,8 @@ def test_what_is_only_shown_otherwise_is_counted_by_the_same_code() -> None:
 def test_hits_are_counted_by_a_number_and_numbers_are_summed_up(
     isa: Isa, type_: str, argument: int, word: int
 ) -> None:
-    found = counted(isa, f"p f a=$arg1:{type_}", "keys=a:vals=a,hitcount,hitcount")
+    # A number that is a value twice is summed up once.
+    found = counted(isa, f"p f a=$arg1:{type_}", "keys=a:vals=a,hitcount,hitcount,a.avg")
 
     for _ in range(3):
         found.hit(argument)
@@ -211,6 +216,30 @@ def test_log2_is_taken_of_a_signed_number_with_its_sign(isa: Isa) -> None:
         found.hit(number)
 
     assert counts_of(found) == {(64,): (2,), (15,): (1,), (14,): (1,)}
+
+
+ENDS = [0, 1, 2, 3, 63, 64, 65, 127, 128, 129, 255, 256, 1000, 1 << 32, (1 << 53) - 1, 1 << 53]
+
+
+@EVERY_ISA
+@pytest.mark.parametrize("type_", ["u64", "s64", "s16", "u8"])
+def test_percentiles_count_by_64_buckets_of_each_power_of_two(isa: Isa, type_: str) -> None:
+    found = counted(isa, f"p f a=$arg1:{type_}", "keys=common_type:vals=a.p50,a.p99")
+    numbers = [*ENDS, 1 << 63, (1 << 63) - 1, U64, -2, -63, -64, -65, -129, -1000]
+
+    for number in numbers:
+        found.hit(number)
+        found.hit(number + 1)
+
+    expected: dict[tuple[int, ...], list[int]] = {}
+    bits = int(type_[1:])
+    for number in (n + more for n in numbers for more in (0, 1)):
+        word = number & (1 << bits) - 1
+        value = word - (1 << bits) if type_[0] == "s" and word >> bits - 1 else word
+        expected.setdefault((1, bucket_of(value) & U64), []).append(value)
+    assert counts_of(found) == {
+        key: (len(own), min(own) & U64, max(own) & U64) for key, own in expected.items()
+    }
 
 
 @EVERY_ISA
@@ -580,6 +609,8 @@ MODELLED = [
     ("keys=d,cpu:vals=c,hitcount,c.min,c.max,d.min,d.max", "a & 1"),
     ("keys=comm,b.log2,e.buckets=3:vals=e,d", ""),
     ("keys=common_pid.execname,c.log2:vals=b.max,b.avg", "cpu == 0 || a & 1"),
+    ("keys=c:vals=b.p50,b,b.max,b.p99", ""),
+    ("keys=comm:vals=c.max,c.p99.9", "a & 1"),
 ]
 
 

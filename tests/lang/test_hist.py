@@ -44,6 +44,14 @@ KNOWN = known_fields(LAYOUT)
             "hist:keys=common_cpu:vals=hitcount,got.avg,count:sort=hitcount:size=2048 if got > 5",
         ),
         ("keys=pid", "hist:keys=common_pid:vals=hitcount:sort=hitcount:size=2048"),
+        (
+            "keys=comm:vals=got.p50,got.p9.90:sort=got.p9.9.descending,got.p50",
+            "hist:keys=comm:vals=hitcount,got.p50,got.p9.9:sort=got.p9.9.descending,got.p50:size=2048",
+        ),
+        (
+            "keys=count:vals=got.p1,got.max:sort=got.max.ascending,count",
+            "hist:keys=count:vals=hitcount,got.p1,got.max:sort=got.max,count:size=2048",
+        ),
     ],
 )
 def test_it_is_listed_as_the_kernel_lists_it(text: str, listed: str) -> None:
@@ -81,6 +89,15 @@ def test_what_is_read_says_what_it_is() -> None:
         ("hist:keys=count:vals=^got.log2", "Invalid field modifier"),
         ("hist:keys=count:vals=^got.sym", "Invalid field modifier"),
         ("hist:keys=count:vals=^bar", "Couldn't find field"),
+        ("hist:keys=count:vals=got.^p0", "Invalid field modifier"),
+        ("hist:keys=count:vals=got.^p100", "Invalid field modifier"),
+        ("hist:keys=count:vals=got.^p", "Invalid field modifier"),
+        ("hist:keys=count:vals=got.^pN", "Invalid field modifier"),
+        ("hist:keys=^count.p50", "Invalid field modifier"),
+        ("hist:keys=count:vals=got.p50,^count.p50", "Field cannot be a value"),
+        ("hist:keys=count:vals=^path.p50", "Field cannot be a value"),
+        ("hist:keys=count:vals=got.p50:sort=got.^p99", "Invalid sort modifier"),
+        ("hist:keys=got.^log2:sort=got.log2", "Invalid sort modifier"),
         ("hist:keys=count:sort=^foo", "Sort field must be a key or a val"),
         ("hist:keys=count:sort=count.^up", "Invalid sort modifier"),
         ("hist:keys=count:^sort=,count", "Empty sort field"),
@@ -119,6 +136,9 @@ def test_the_mark_stands_where_the_kernels_does(marked: str, text: str) -> None:
 def test_short_words_are_the_kernels_names() -> None:
     assert trigger_text(["comm", "pid", "size.log2"], sort="size") == (
         "hist:keys=comm,common_pid,size.log2:sort=size:size=16384"
+    )
+    assert trigger_text(["func"], ["got", "pid.max"], sort="pid.max.descending", size=256) == (
+        "hist:keys=function:vals=got,common_pid.max:sort=common_pid.max.descending:size=256"
     )
 
 

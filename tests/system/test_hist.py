@@ -4,6 +4,7 @@ import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -28,8 +29,14 @@ pytestmark = [
 
 _ENTRY = "vfs_read count=$arg3 small=$arg3:s8 where=$arg2"
 _RETURN = "vfs_read got=$retval:s32"
+_OPEN = "do_sys_openat2 path=+0($arg2):ustring flags=+0($arg3):x64"
+_DEFINED = {
+    "counted": f"p:%s/counted {_ENTRY}",
+    "returned": f"r:%s/returned {_RETURN}",
+    "opened": f"p:%s/opened {_OPEN}",
+}
+_NAMED = "p:ours/named vfs_read name=file->f_path.dentry->d_name.name:string count=$arg3"
 _PROBES: dict[str, TraceProbe] = {}
-_NAMES = {"p": "counted", "r": "returned"}
 _WORKLOAD = """
 i=1
 while [ $i -le 200 ]; do
@@ -45,38 +52,39 @@ _IF = 'if comm == "dd"'
 _AT_ONCE = 40
 """Lines that a guest is given at once."""
 TRIGGERS = [
-    ("p", "keys=common_pid.execname:sort=common_pid"),
-    ("p", "keys=count:vals=count:sort=count"),
-    ("p", "keys=small:vals=small,count:sort=small.descending"),
-    ("p", "keys=count.log2:vals=small.hex:sort=count.descending"),
-    ("p", "keys=count.buckets=1000:sort=count"),
-    ("p", "keys=common_cpu,count:sort=common_cpu,count:size=4096"),
-    ("p", "keys=common_pid,count.log2,common_cpu:sort=common_pid,count"),
-    ("p", "keys=__probe_ip.sym:vals=count"),
-    ("p", "keys=__probe_ip.sym-offset"),
-    ("p", "keys=count.hex:sort=hitcount.descending,count"),
-    ("r", "keys=got:vals=got:sort=got"),
-    ("r", "keys=got.log2,common_cpu:sort=got,common_cpu"),
-    ("r", "keys=__probe_func.sym,got:sort=got:size=1024"),
+    ("opened", "keys=path:sort=path"),
+    ("opened", "keys=path,flags.hex:vals=flags:sort=path.descending,flags"),
+    ("opened", "keys=common_pid,path:sort=common_pid,path:size=4096"),
+    ("counted", "keys=common_pid.execname:sort=common_pid"),
+    ("counted", "keys=count:vals=count:sort=count"),
+    ("counted", "keys=small:vals=small,count:sort=small.descending"),
+    ("counted", "keys=count.log2:vals=small.hex:sort=count.descending"),
+    ("counted", "keys=count.buckets=1000:sort=count"),
+    ("counted", "keys=common_cpu,count:sort=common_cpu,count:size=4096"),
+    ("counted", "keys=common_pid,count.log2,common_cpu:sort=common_pid,count"),
+    ("counted", "keys=__probe_ip.sym:vals=count"),
+    ("counted", "keys=__probe_ip.sym-offset"),
+    ("counted", "keys=count.hex:sort=hitcount.descending,count"),
+    ("returned", "keys=got:vals=got:sort=got"),
+    ("returned", "keys=got.log2,common_cpu:sort=got,common_cpu"),
+    ("returned", "keys=__probe_func.sym,got:sort=got:size=1024"),
 ]
 
 
 @pytest.fixture(scope="module", params=["6.1", "7.x"])
 def guest(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession]:
     with kprobes.boot(MachineOptions(suite=SUITES[request.param], arch=arch)) as session:
-        for letter, words in (("p", _ENTRY), ("r", _RETURN)):
-            _PROBES[letter] = session.probe(f"{letter}:ours/{_NAMES[letter]} {words}")
-        Tracefs(session).run(
-            f"echo 'p:theirs/counted {_ENTRY}' > kprobe_events\n"
-            f"echo 'r:theirs/returned {_RETURN}' >> kprobe_events\n"
-        )
+        for name, definition in _DEFINED.items():
+            _PROBES[name] = session.probe(definition % "ours")
+            Tracefs(session).run(f"echo '{definition % 'theirs'}' >> kprobe_events")
+        _PROBES["named"] = session.probe(_NAMED)
         yield session
 
 
 @contextmanager
-def natively(session: GuestSession, letter: str, trigger: str) -> Generator[None]:
+def natively(session: GuestSession, name: str, trigger: str) -> Generator[None]:
     """Have the kernel count by a trigger of its own."""
-    file = f"events/theirs/{_NAMES[letter]}/trigger"
+    file = f"events/theirs/{name}/trigger"
     Tracefs(session).run(f"echo 'hist:{trigger}' > {file}")
     try:
         yield
@@ -85,24 +93,24 @@ def natively(session: GuestSession, letter: str, trigger: str) -> Generator[None
 
 
 @contextmanager
-def counting(session: GuestSession, letter: str, trigger: str) -> Generator[None]:
+def counting(session: GuestSession, name: str, trigger: str) -> Generator[None]:
     """Count by ours."""
     session.options = replace(session.options, trigger=trigger)
     try:
-        with session.recording(_PROBES[letter]):
+        with session.recording(_PROBES[name]):
             yield
     finally:
         session.options = replace(session.options, trigger="")
 
 
-def both(session: GuestSession, letter: str, trigger: str, arch: str) -> tuple[Histogram, str]:
+def both(session: GuestSession, name: str, trigger: str, arch: str) -> tuple[Histogram, str]:
     """Return what ours and what the kernel's trigger has counted of a workload."""
-    ours, theirs = counting(session, letter, trigger), natively(session, letter, trigger)
+    ours, theirs = counting(session, name, trigger), natively(session, name, trigger)
     # The kernel's is in front of ours: on arm64 ours must be there first.
     first, second = (ours, theirs) if arch == "arm64" else (theirs, ours)
     with first, second:
         assert session.run(_WORKLOAD).status == 0
-        file = f"events/theirs/{_NAMES[letter]}/hist"
+        file = f"events/theirs/{name}/hist"
         found = session.driver.histogram()
         text = Tracefs(session).run(f"cat {file}")
     # Some print it twice: hist_field_print() of 7.2.
@@ -111,11 +119,11 @@ def both(session: GuestSession, letter: str, trigger: str, arch: str) -> tuple[H
     return found, text
 
 
-@pytest.mark.parametrize(("letter", "trigger"), TRIGGERS, ids=[f"{a}:{b}" for a, b in TRIGGERS])
+@pytest.mark.parametrize(("name", "trigger"), TRIGGERS, ids=[f"{a}:{b}" for a, b in TRIGGERS])
 def test_the_hist_file_is_the_kernels(
-    guest: GuestSession, letter: str, trigger: str, arch: str
+    guest: GuestSession, name: str, trigger: str, arch: str
 ) -> None:
-    found, text = both(guest, letter, f"{trigger} {_IF}", arch)
+    found, text = both(guest, name, f"{trigger} {_IF}", arch)
 
     assert found.hits > 500
     assert str(found) == text
@@ -123,7 +131,7 @@ def test_the_hist_file_is_the_kernels(
 
 def test_a_full_table_is_the_kernels(guest: GuestSession, arch: str) -> None:
     # Of one CPU, which has one table as the kernel has.
-    found, text = both(guest, "p", f"keys=count:sort=count:size=128 {_IF} && cpu == 0", arch)
+    found, text = both(guest, "counted", f"keys=count:sort=count:size=128 {_IF} && cpu == 0", arch)
 
     assert len(found) == 128
     assert found.dropped > 0
@@ -132,7 +140,7 @@ def test_a_full_table_is_the_kernels(guest: GuestSession, arch: str) -> None:
 
 def test_what_the_kernel_has_not_is_counted_too(guest: GuestSession) -> None:
     trigger = f"keys=comm,tgid:vals=count.min,count.max,count.avg,count {_IF}"
-    with counting(guest, "p", trigger):
+    with counting(guest, "counted", trigger):
         guest.run(_WORKLOAD)
         found = guest.driver.histogram()
 
@@ -146,11 +154,50 @@ def test_what_the_kernel_has_not_is_counted_too(guest: GuestSession) -> None:
     assert int(columns["count.max"].max()) >= 200 * 200
 
 
+def test_percentiles_are_within_a_128th_of_those_of_all_numbers(guest: GuestSession) -> None:
+    trigger = f"vals=count.p50,count.p90,count.p99.9,count.min,count.max:size=4096 {_IF}"
+    found: list[Histogram] = []
+    for keys in (f"keys=comm:{trigger}", f"keys=count:sort=count:size=4096 {_IF}"):
+        with counting(guest, "counted", keys):
+            assert guest.run(_WORKLOAD).status == 0
+            histogram = guest.driver.histogram()
+        assert histogram is not None
+        found.append(histogram)
+
+    (half,), (most,), (last,), (least,), (greatest,) = (found[0].value(at) for at in range(5))
+    numbers = found[1].keys[0].repeat(found[1].hitcount.astype(np.int64))
+    assert found[0].hits == len(numbers) > 500
+    assert (least, greatest) == (numbers[0], numbers[-1])
+    for value, percent in ((half, 50), (most, 90), (last, 99.9)):
+        exact = float(np.percentile(numbers, percent, method="inverted_cdf"))
+        assert abs(value - exact) <= exact / 128
+
+
+def test_stacks_that_a_guest_counts_are_those_that_it_records(guest: GuestSession) -> None:
+    probe = guest.probe("p:ours/stacked vfs_read count=$arg3", stacktrace=True)
+    try:
+        with guest.counting(f"keys=stack {_IF}", probe) as counted:
+            guest.run(_WORKLOAD)
+        with guest.record(probe) as trace:
+            guest.run(_WORKLOAD)
+    finally:
+        probe.delete()
+
+    recorded = trace["stacked"].histogram(f"keys=stack {_IF}")
+    assert counted.read().hits == recorded.hits > 500
+    ours, theirs = (
+        dict(zip(each.columns()["stack"].tolist(), each.hitcount.tolist(), strict=True))
+        for each in (counted.read(), recorded)
+    )
+    assert ours == theirs
+    assert any("ksys_read+" in stack for stack in ours)
+
+
 def test_what_a_guest_cannot_count_by_is_refused(guest: GuestSession) -> None:
     for trigger, told in (("common_timestamp", "is not recorded"), ("nosuch", "find field")):
         with (
             pytest.raises(DefinitionError, match=told),
-            counting(guest, "p", f"keys={trigger}"),
+            counting(guest, "counted", f"keys={trigger}"),
         ):
             pass
 
@@ -176,7 +223,10 @@ wait
 _READS = 1_000_000
 
 
-def test_while_it_is_read_no_hit_of_millions_is_lost_or_counted_twice(guest: GuestSession) -> None:
+@pytest.mark.parametrize("of", [("counted", "common_pid,common_cpu"), ("named", "name,common_cpu")])
+def test_while_it_is_read_no_hit_of_millions_is_lost_or_counted_twice(
+    guest: GuestSession, of: tuple[str, str]
+) -> None:
     totals: list[int] = []
     ended = threading.Event()
 
@@ -185,7 +235,8 @@ def test_while_it_is_read_no_hit_of_millions_is_lost_or_counted_twice(guest: Gue
             found = guest.driver.histogram()
             totals.append(-1 if found is None else found.hits)
 
-    with counting(guest, "p", f"keys=common_pid,common_cpu:vals=count {_IF} && count == 1"):
+    name, keys = of
+    with counting(guest, name, f"keys={keys}:vals=count {_IF} && count == 1"):
         reader = threading.Thread(target=read)
         reader.start()
         try:
@@ -206,7 +257,7 @@ def test_while_it_is_read_no_hit_of_millions_is_lost_or_counted_twice(guest: Gue
 
 def test_every_line_of_syntax_has_the_kernels_verdict(guest: GuestSession) -> None:
     tracefs = Tracefs(guest)
-    layouts = [layout for layout in guest.driver.layouts if layout.event == _NAMES["p"]]
+    layouts = [layout for layout in guest.driver.layouts if layout.event == "counted"]
     lines = [*LINES.splitlines(), *NEWER.splitlines(), *NOT_OURS.splitlines()]
     file = "events/theirs/counted/trigger"
     tries = [

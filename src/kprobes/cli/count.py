@@ -1,20 +1,22 @@
 """``kprobe count``: count hits by who made them, or by what they have."""
 
 import argparse
+from collections.abc import Sequence
 from typing import BinaryIO
 
 from kprobes.cli import counting
 from kprobes.cli.counting import Counting
-from kprobes.model.hist import OF_FUNCTIONS, trigger_text
+from kprobes.model.hist import LARGE_SIZE, OF_FUNCTIONS, trigger_text
 
 NAME = "count"
 HELP = "count hits of probes, by function, task or argument"
 USAGE = "kprobe count [options] [--by KEY,...] [DEFINITION [--filter EXPR]]... [-- COMMAND...]"
+_ORDERS = (".ascending", ".descending")
 EPILOG = """\
 examples:
   kprobe count 'p vfs_*' -- ls /
   kprobe count -t qemu:localhost:1234 'p vfs_read' --by comm,pid --duration 10s
-  kprobe count 'r:read vfs_read got=$retval:s64' --by comm,got.log2 --format csv -- ls /
+  kprobe count 'r vfs_*' --vals duration.avg,duration.p99 --sort duration.p99 -- ls /
 
 The table has a row for each different key, those with the most hits first. Definitions and options
 are those of `kprobe trace`. --print-trigger shows the kernel's hist trigger for it; --format hist
@@ -27,11 +29,35 @@ Exit status: as of `kprobe trace`."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     counting.add_by(parser, "function")
+    parser.add_argument(
+        "--vals",
+        type=counting.words,
+        metavar="FIELD,...",
+        help="sums of numbers beside the hits, as `got`; or `got.avg`, `duration.min`, `.max`, "
+        "`.p50`, `.p99`",
+    )
+    parser.add_argument(
+        "--sort",
+        metavar="FIELD",
+        help="by what the rows are sorted, a key or a value as it was given: the greatest first, "
+        "with .ascending the least (default: the hits)",
+    )
     counting.add_arguments(parser)
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Count; return the exit code."""
-    trigger = trigger_text(args.by) if args.by else trigger_text(["function"], size=OF_FUNCTIONS)
+    by: list[str] = args.by or ["function"]
+    vals: list[str] = args.vals or []
+    counting.want_duration(args, [*by, *vals])
+    size = args.size or (LARGE_SIZE if args.by else OF_FUNCTIONS)
+    trigger = trigger_text(by, vals, sort=_sort(args.sort or "hitcount", by), size=size)
     shown = counting.live_shown_of(args, out)
     return counting.run(args, out, Counting(trigger=trigger, shown=shown))
+
+
+def _sort(word: str, by: Sequence[str]) -> str:
+    # The kernel names a key without its modifier.
+    order = next((each for each in _ORDERS if word.endswith(each)), "")
+    field = word.removesuffix(order)
+    return (field.partition(".")[0] if field in by else field) + (order or ".descending")

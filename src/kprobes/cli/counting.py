@@ -1,8 +1,8 @@
 """Counts and histograms of hits: short words to the kernel's hist trigger, for all who count."""
 
 import argparse
-from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -11,6 +11,9 @@ from kprobes.cli import options, trace
 from kprobes.cli.terminal import write_text
 from kprobes.errors import UsageError
 from kprobes.model.hist import STACK
+
+if TYPE_CHECKING:
+    from kprobes.model.definition import Definition
 
 OF_STACKS = ("folded", "speedscope")
 FORMS = ("text", "hist", "json", "csv", *OF_STACKS)
@@ -23,6 +26,7 @@ DEFAULTS: Mapping[str, Any] = {
     "enum": False,
 }
 """Options of ``kprobe trace`` that what counts has not."""
+DURATION = "duration"
 _INTERVAL_S = 1.0
 
 
@@ -76,6 +80,37 @@ def add_by(parser: argparse.ArgumentParser, default: str) -> None:
     )
 
 
+def definitions_of(args: argparse.Namespace) -> "Sequence[Definition]":
+    """Return the definitions, as far as that needs no kernel; standard input is read for good.
+
+    Raises:
+        UsageError: there is none.
+        DefinitionError: one is wrong.
+    """
+    from kprobes.cli.definitions import parsed, read_texts
+
+    if not args.definitions:
+        raise UsageError("nothing to count: give a definition")
+    if "-" in args.definitions:
+        args.definitions = tuple(
+            read_texts([word])[0].text if word == "-" else word for word in args.definitions
+        )
+    return parsed(args.definitions)
+
+
+def want_duration(args: argparse.Namespace, words: Iterable[str]) -> None:
+    """Have durations recorded, as of ``--call-duration``, where a field is one.
+
+    Args:
+        args: of ``add_arguments``.
+        words: fields, with modifiers or without.
+    """
+    if any(word.partition(".")[0] == DURATION for word in words) and not any(
+        arg.name == DURATION for each in definitions_of(args) for arg in each.args
+    ):
+        args.call_duration = True
+
+
 def add_shown(parser: argparse.ArgumentParser) -> None:
     """Add how what was counted is shown."""
     options.add_output(parser, forms=FORMS)
@@ -89,6 +124,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trace.add_begin(parser)
     trace.add_probing(parser)
     add_shown(parser)
+    parser.add_argument(
+        "--size",
+        type=options.count,
+        metavar="N",
+        help="entries of the table, up to 131072: a CPU's takes 24 bytes and more of the guest's "
+        "memory for each, twice (default: 16384; by function 65536)",
+    )
     parser.add_argument(
         "--interval",
         type=options.duration,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import counting
-from kprobes.cli.counting import Counting
+from kprobes.cli.counting import DURATION, Counting
 from kprobes.errors import UsageError
-from kprobes.model.hist import trigger_text
+from kprobes.model.hist import LARGE_SIZE, trigger_text
 
 if TYPE_CHECKING:
     from kprobes.model.definition import Definition
@@ -29,7 +29,6 @@ prints the table as the kernel's hist files do. Without -o it is redrawn on a te
 counts; Ctrl-C prints it for the last time.
 
 Exit status: as of `kprobe trace`."""
-_DURATION = "duration"
 _LINEAR = re.compile(r"(\d+):(\d+):(\d+)", re.ASCII)
 
 
@@ -63,40 +62,26 @@ def _linear(text: str) -> tuple[int, int, int]:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Count; return the exit code."""
-    definitions = _definitions_of(args)
+    definitions = counting.definitions_of(args)
     field = args.of or _field_of(definitions)
-    if field == _DURATION and not _has_argument(definitions, field):
-        args.call_duration = True
+    counting.want_duration(args, [field])
     bounds, modifier = None, "log2"
     if args.linear is not None:
         low, high, step = args.linear
         bounds, modifier = (low, high), f"buckets={step}"
     by: list[str] = args.by or []
     keys = [*by, f"{field}.{modifier}"]
-    trigger = trigger_text(keys, sort=field)
+    trigger = trigger_text(keys, sort=field, size=args.size or LARGE_SIZE)
     shown = counting.live_shown_of(args, out, bounds=bounds)
     return counting.run(args, out, Counting(trigger=trigger, shown=shown))
-
-
-def _definitions_of(args: argparse.Namespace) -> "Sequence[Definition]":
-    # As far as that needs no kernel; standard input is read for good.
-    from kprobes.cli.definitions import parsed, read_texts
-
-    if not args.definitions:
-        raise UsageError("nothing to count: give a definition")
-    if "-" in args.definitions:
-        args.definitions = tuple(
-            read_texts([word])[0].text if word == "-" else word for word in args.definitions
-        )
-    return parsed(args.definitions)
 
 
 def _field_of(definitions: "Sequence[Definition]") -> str:
     from kprobes.model.definition import Kind
 
-    names = _names_of(definitions)
+    names = [[arg.name for arg in each.args] for each in definitions]
     if all(each.kind is Kind.RETURN for each in definitions):
-        return _DURATION
+        return DURATION
     only = {own[0] for own in names if len(own) == 1}
     if len(only) == 1 and all(len(own) == 1 for own in names):
         return only.pop()
@@ -106,11 +91,3 @@ def _field_of(definitions: "Sequence[Definition]") -> str:
         if known
         else "nothing to show: the definition has no argument, and only returns have a duration"
     )
-
-
-def _has_argument(definitions: "Sequence[Definition]", name: str) -> bool:
-    return any(name in own for own in _names_of(definitions))
-
-
-def _names_of(definitions: "Sequence[Definition]") -> list[list[str]]:
-    return [[arg.name for arg in each.args] for each in definitions]

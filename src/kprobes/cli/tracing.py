@@ -48,6 +48,7 @@ from kprobes.recording_files import RotatingWriter, SnapshotWriter
 from kprobes.recording_writer import FileWriter, RecordingWriter, open_recording
 from kprobes.sinks import FORMATS, REBOOT_MARKS
 from kprobes.sinks.names import TraceSource
+from kprobes.units import MIB
 
 if TYPE_CHECKING:
     # A third of a second to import, which this machine's own kernel does not need.
@@ -528,7 +529,9 @@ class _Run:
         if not self._args.quiet:
             functions = {hits.function for hits in self._session.hits()}
             functions |= {calls.place for calls in _calls(self._session)}
-            print_message(f"tracing {counted(len(functions), 'function')}; Ctrl-C ends")
+            tables = self._session.driver.tables_size
+            where = f", counting in {tables / MIB:.1f} MiB of the guest" if tables else ""
+            print_message(f"tracing {counted(len(functions), 'function')}{where}; Ctrl-C ends")
         if self._control is not None:
             self._control.start()
         if self._args.ready is not None and self._tracer.boots == 1:

@@ -326,13 +326,13 @@ def _store_stack(context: Context, item: FieldFetch, address: Value, end: Value)
         raise TypeError(f"{item.operand} is no stack")
     to, place = (f.op("add", address, at) for at in (end, item.field.offset))
     if context.asked_stack is None or item.field.name != STACKTRACE:
-        return _locate(context, place, end, f.op("shl", _walk(context, item.operand, to), 3))
+        return _locate(context, place, end, f.op("shl", walk(context, item.operand, to), 3))
     before, asked, walked, done = (f.label(hint) for hint in ("before", "asked", "walked", "done"))
     f.jump(before)
     f.place(before)
     f.branch(f.compare("ne", f.read(context.asked_stack), 0), asked, done)
     f.place(asked)
-    found = f.op("shl", _walk(context, item.operand, to), 3)
+    found = f.op("shl", walk(context, item.operand, to), 3)
     f.jump(walked)
     f.place(walked)
     f.jump(done)
@@ -341,7 +341,8 @@ def _store_stack(context: Context, item: FieldFetch, address: Value, end: Value)
     return _locate(context, place, end, size)
 
 
-def _walk(context: Context, operand: StackTraceValue, to: Value) -> Value:
+def walk(context: Context, operand: StackTraceValue, to: Value) -> Value:
+    """Have the guest's unwinder write the hit's stack somewhere; return how many addresses."""
     # Where a register has the return address the unwinder begins with the caller's frame: the hit
     # and that address come first, and the unwinder skips the hit.
     f, skipped, most = context.out, 0, MAX_DEPTH

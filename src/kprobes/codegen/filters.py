@@ -214,7 +214,8 @@ def text_of(context: Context, probe: Resolved, test: Matches, fault: str) -> Tex
     operand = None if isinstance(test.source, Header) else probe.fetches[test.source].operand
     if not isinstance(operand, Load):
         raise TypeError("a string is fetched from memory")
-    return _copied(context, operand, _room(test), fault)
+    address, length = copied(context, operand, _room(test), fault)
+    return Text(address=address, most=MAX_STRING - 1, length=length)
 
 
 def _fetched(context: Context, item: FieldFetch) -> Early:
@@ -253,18 +254,27 @@ def _room(test: Matches) -> int:
     return len(first) + 1 if others == [()] else MAX_STRING
 
 
-def _copied(context: Context, load: Load, room: int, fault: str) -> Text:
-    f, slot = context.out, _slot(context)
-    copied = f.label("copied")
+def copied(context: Context, load: Load, room: int, fault: str) -> tuple[Value, Value]:
+    """Copy a string, so many bytes at most, its NUL among them; return where, and its length.
+
+    Args:
+        context: what is being written.
+        load: whose memory it is.
+        room: up to ``MAX_STRING``.
+        fault: where to go when it cannot be read; its place is known there, too.
+    """
+    f, slot = context.out, text_slot(context)
+    good = f.label("copied")
     source = fetch.address_of(context, load, fault)
     size = fetch.copy_string(context, load, (slot, source, const(room)))
     is_bad = f.compare("ugt", f.op("sub", size, 1), room - 1)
-    f.branch(is_bad, fault, copied, is_likely=False)
-    f.place(copied)
-    return Text(address=slot, most=MAX_STRING - 1, length=f.op("sub", size, 1))
+    f.branch(is_bad, fault, good, is_likely=False)
+    f.place(good)
+    return slot, f.op("sub", size, 1)
 
 
-def _slot(context: Context) -> Value:
+def text_slot(context: Context) -> Value:
+    """Return the ``MAX_STRING`` bytes that this hit has for texts."""
     # Each CPU has one for every context: the guard lets one hit in at a time, and holds it there.
     f, abi = context.out, context.abi
     word = per_cpu.load(context, abi.percpu + PERCPU_WORD)

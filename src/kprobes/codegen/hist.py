@@ -19,9 +19,12 @@ from kprobes.model.hist import (
     ENTRY_HITCOUNT,
     ENTRY_KEYS,
     ENTRY_MARK,
+    EXTREMES,
     MARK_BUSY,
     MARK_FREE,
     MARK_LEAST,
+    MAX_TEXT,
+    PARTS_BITS,
     TABLE_DROPPED,
     TABLE_HEADER,
     TABLE_UNMEASURED,
@@ -32,7 +35,7 @@ from kprobes.model.hist import (
     Modifier,
     Special,
 )
-from kprobes.model.resolved import Storage
+from kprobes.model.resolved import Load, StackTraceValue, Storage
 from kprobes.units import U64
 
 _WORD = 8
@@ -83,11 +86,15 @@ def emit(emitter: Emitter, index: int) -> None:
 def _count(hit: _Hit) -> None:
     f, trigger = hit.context.out, hit.table.trigger
     words = [word for key in trigger.keys for word in _words(hit, key)]
-    vals = [_taken(hit.context, _number(hit, val), val) for val in trigger.vals]
+    if trigger.percentile_of is not None:
+        words.append(
+            _bucket(hit.context, _number(hit, trigger.percentile_of), trigger.percentile_of)
+        )
+    numbers = [_taken(hit.context, _number(hit, each), each) for each in trigger.columns]
     entry = _entry(hit, words)
-    for at, (val, number) in enumerate(zip(trigger.vals, vals, strict=True)):
-        _sum_up(hit.context, val, f.op("add", entry, hit.table.vals + _WORD * at), number)
-    # An entry without hits is not looked at: its values come first.
+    for at, (column, number) in enumerate(zip(trigger.columns, numbers, strict=True)):
+        _sum_up(hit.context, column, f.op("add", entry, hit.table.columns + _WORD * at), number)
+    # An entry without hits is not looked at: its columns come first.
     _add(hit.context, f.op("add", entry, ENTRY_HITCOUNT), const(1))
 
 
@@ -99,7 +106,53 @@ def _address(context: Context, symbol: str) -> Value:
 def _words(hit: _Hit, key: HistField) -> list[Value]:
     if key.kind is HistKind.TEXT and key.source is Header.COMM:
         return _comm(hit.context)
+    if key.is_kept:
+        return [_kept(hit, key)]
     return [_taken(hit.context, _number(hit, key), key)]
+
+
+def _kept(hit: _Hit, key: HistField) -> Value:
+    # Where the key's bytes are in the area after the entries. Without room the hit is dropped.
+    f, context, table = hit.context.out, hit.context, hit.table
+    address, size = _bytes(hit, key)
+    area = f.pointer(f.op("add", hit.place, table.area))
+    operands = (area, const(table.slots), const(table.area_size), f.pointer(address), size)
+    context.parts["keys"] = ""
+    word = f.call("key_kept", operands)
+    full, kept = f.label("full"), f.label("kept")
+    f.branch(f.compare("eq", word, 0), full, kept, is_likely=False)
+    f.place(full)
+    _drop(hit)
+    f.place(kept)
+    return word
+
+
+def _bytes(hit: _Hit, key: HistField) -> tuple[Value, Value]:
+    # Where they are, in whole words, and how many; what cannot be read has none.
+    f, context = hit.context.out, hit.context
+    operand = hit.emitter.probe.fetches[int(key.source)].operand
+    if isinstance(operand, StackTraceValue):
+        slot = filters.text_slot(context)
+        count = fetch.walk(context, operand, slot)
+        if key.width:
+            count = f.select(f.compare("ult", count, key.width), count, const(key.width))
+        return slot, f.op("shl", count, 3)
+    if not isinstance(operand, Load):
+        raise TypeError("a string is fetched from memory")
+    fault, read, join = f.label("fault"), f.label("read"), f.label("text")
+    slot, length = filters.copied(context, operand, MAX_TEXT + 1, fault)
+    f.jump(read)
+    f.place(read)
+    f.jump(join)
+    f.place(fault)
+    f.jump(join)
+    f.place(join)
+    return slot, f.phi({read: length, fault: const(0)})
+
+
+def _drop(hit: _Hit) -> None:
+    _add(hit.context, hit.context.out.op("add", hit.place, TABLE_DROPPED), const(1))
+    hit.context.out.jump(hit.leave)
 
 
 def _comm(context: Context) -> list[Value]:
@@ -183,6 +236,23 @@ def _taken(context: Context, number: Value, field: HistField) -> Value:
             return number
 
 
+def _bucket(context: Context, number: Value, field: HistField) -> Value:
+    # 0 of 0, 1 of 1: 64 of each power of two, by the bits after the topmost one.
+    f = context.out
+    is_negative = f.compare("slt", number, 0) if field.is_signed else None
+    if is_negative is not None:
+        number = f.select(is_negative, f.op("sub", const(0), number), number)
+    # The count of zeros of 0, which is none.
+    zeros = f.value("i64", f"call i64 @llvm.ctlz.i64({f.op('or', number, 1)}, i1 false)")
+    parts = f.op("lshr", f.op("shl", number, zeros), _BITS - 1 - PARTS_BITS)
+    power = f.op("shl", f.op("sub", const(_BITS - 1), zeros), PARTS_BITS)
+    bucket = f.op("add", f.op("add", power, parts), const(1 - (1 << PARTS_BITS)))
+    bucket = f.select(f.compare("eq", number, 0), const(0), bucket)
+    if is_negative is None:
+        return bucket
+    return f.select(is_negative, f.op("sub", const(0), bucket), bucket)
+
+
 def _entry(hit: _Hit, words: list[Value]) -> Value:
     # Return where the entry of a key is; a new one where there is none. Without room the hit is
     # counted as dropped.
@@ -209,9 +279,9 @@ def _entry(hit: _Hit, words: list[Value]) -> Value:
         _claim(hit, entry, following)
         for at, word in enumerate(words):
             f.put(f.op("add", entry, ENTRY_KEYS + _WORD * at), word)
-        for at, val in enumerate(table.trigger.vals):
-            if val.modifier in (Modifier.MIN, Modifier.MAX):
-                f.put(f.op("add", entry, table.vals + _WORD * at), const(_identity(val)))
+        for at, column in enumerate(table.trigger.columns):
+            if column.modifier in EXTREMES:
+                f.put(f.op("add", entry, table.columns + _WORD * at), const(_identity(column)))
         for at, word in enumerate(_comm(context) if table.has_comm else ()):
             f.put(f.op("add", entry, table.comm + _WORD * at), word)
         f.publish(f.op("add", entry, ENTRY_MARK), mark)
@@ -237,12 +307,11 @@ def _claim(hit: _Hit, entry: Value, following: str) -> None:
     # interrupt was faster.
     f = hit.context.out
     room, full, own, late = (f.label(hint) for hint in ("room", "full", "own", "late"))
-    used, size = f.op("add", hit.place, TABLE_USED), hit.table.trigger.size
-    f.branch(f.compare("ult", f.take(used), size), room, full, is_likely=True)
+    used, most = f.op("add", hit.place, TABLE_USED), hit.table.trigger.room
+    f.branch(f.compare("ult", f.take(used), most), room, full, is_likely=True)
     f.place(full)
     f.increase(used, const(-1))
-    _add(hit.context, f.op("add", hit.place, TABLE_DROPPED), const(1))
-    f.jump(hit.leave)
+    _drop(hit)
     f.place(room)
     before = f.exchange(entry, const(MARK_FREE), const(MARK_BUSY))
     f.branch(f.compare("eq", before, MARK_FREE), own, late, is_likely=True)
@@ -252,20 +321,20 @@ def _claim(hit: _Hit, entry: Value, following: str) -> None:
     f.place(own)
 
 
-def _identity(val: HistField) -> int:
+def _identity(column: HistField) -> int:
     # What every number is less than, or greater than.
-    if val.modifier is Modifier.MIN:
-        return _LEAST_SIGNED - 1 if val.is_signed else U64
-    return _LEAST_SIGNED if val.is_signed else 0
+    if column.modifier is Modifier.MIN:
+        return _LEAST_SIGNED - 1 if column.is_signed else U64
+    return _LEAST_SIGNED if column.is_signed else 0
 
 
-def _sum_up(context: Context, val: HistField, place: Value, number: Value) -> None:
-    if val.modifier not in (Modifier.MIN, Modifier.MAX):
+def _sum_up(context: Context, column: HistField, place: Value, number: Value) -> None:
+    if column.modifier not in EXTREMES:
         _add(context, place, number)
         return
     f = context.out
     again, better, done = (f.label(hint) for hint in ("again", "better", "done"))
-    how = ("s" if val.is_signed else "u") + ("lt" if val.modifier is Modifier.MIN else "gt")
+    how = ("s" if column.is_signed else "u") + ("lt" if column.modifier is Modifier.MIN else "gt")
     f.jump(again)
     f.place(again)
     held = f.load(place)

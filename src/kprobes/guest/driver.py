@@ -366,6 +366,12 @@ class GuestDriver:
         defined = {probe.layout.event_id: probe for probe in self._planner.resolver.probes}
         return hits_of({**self._recorded, **defined}, self.counts(), self.wanted.over_limit)
 
+    @property
+    def tables_size(self) -> int:
+        """Bytes of the guest's memory that the hist trigger's tables take; 0 without one."""
+        with self._changing:
+            return self._allocator.tables.size
+
     def histogram(self) -> Histogram | None:
         """Return what the hist trigger has counted so far; None where there is none."""
         with self._changing:

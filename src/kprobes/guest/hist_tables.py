@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kprobes.errors import RefusedError
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.rings import MappedRange
-from kprobes.histogram import Histogram, merged, objects
+from kprobes.histogram import Histogram, merged, objects, of_entries
 from kprobes.model.events import Column
 from kprobes.model.filter import Header
 from kprobes.model.hist import (
@@ -22,6 +22,8 @@ from kprobes.model.hist import (
     ENTRY_KEYS,
     ENTRY_MARK,
     IDLE,
+    KEPT_DATA,
+    KEPT_SIZE,
     MARK_LEAST,
     TABLE_DROPPED,
     TABLE_HEADER,
@@ -54,6 +56,11 @@ class HistTables:
     def __init__(self) -> None:
         """Have none yet."""
         self._memories: list[_Memory] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of the guest's memory that tables take which are used."""
+        return sum(each.size for each in self._memories if each.table is not None)
 
     def begin(self) -> None:
         """Let go of all tables: a recording begins, and nothing is armed."""
@@ -114,33 +121,45 @@ class HistTables:
 
 def _read(table: HistTable, data: NDArray[np.uint8], source: TraceSource) -> Histogram:
     header = data[:TABLE_HEADER].view("<u8")
-    words = data[TABLE_HEADER:].view("<u8").reshape(table.slots, table.entry_size // _WORD)
+    words = data[TABLE_HEADER : table.area].view("<u8").reshape(table.slots, -1)
     hitcount = words[:, ENTRY_HITCOUNT // _WORD]
     rows = words[(words[:, ENTRY_MARK // _WORD] >= MARK_LEAST) & (hitcount > 0)]
     comms = _comms(rows[:, table.comm // _WORD :]) if table.has_comm else _no_comms(len(rows))
-    keys = tuple(_keys(table, rows, source))
+    keys = tuple(_keys(table, rows, data[table.area :].tobytes(), source))
     for key, column in zip(table.trigger.keys, keys, strict=True):
         if key.modifier is Modifier.EXECNAME:
             comms[column == 0] = IDLE
-    return Histogram(
+    found = Histogram(
         trigger=table.trigger,
         source=source,
         keys=keys,
         comms=comms,
         hitcount=rows[:, ENTRY_HITCOUNT // _WORD].copy(),
-        vals=tuple(
-            rows[:, table.vals // _WORD + at].copy() for at in range(len(table.trigger.vals))
-        ),
+        vals=(),
         dropped=int(header[TABLE_DROPPED // _WORD]),
         unmeasured=int(header[TABLE_UNMEASURED // _WORD]),
     )
+    first = table.columns // _WORD
+    columns = [rows[:, first + at].copy() for at in range(len(table.trigger.columns))]
+    # The last word of a key, where there are percentiles.
+    return of_entries(found, columns, rows[:, first - 1].view(np.int64).copy())
 
 
-def _keys(table: HistTable, rows: Words, source: TraceSource) -> Iterator[Column]:
+def _keys(table: HistTable, rows: Words, area: bytes, source: TraceSource) -> Iterator[Column]:
     at = ENTRY_KEYS // _WORD
     for key in table.trigger.keys:
-        yield _key(key, rows[:, at:], source)
+        words = rows[:, at:]
+        yield _kept(area, words[:, 0]) if key.is_kept else _key(key, words, source)
         at += table.words(key)
+
+
+def _kept(area: bytes, places: Words) -> Column:
+    def text(place: int) -> bytes:
+        size = int.from_bytes(area[place + KEPT_SIZE :][:_WORD], "little")
+        return area[place + KEPT_DATA :][:size]
+
+    unique, which = np.unique(places, return_inverse=True)
+    return objects([*map(text, unique.tolist())])[which]
 
 
 def _key(key: HistField, words: Words, source: TraceSource) -> Column:

@@ -322,6 +322,11 @@ class HostDriver:
             self.reader.write_to(writer)
         return DrainThread(self.reader, room=room)
 
+    @property
+    def tables_size(self) -> int:
+        """None of ours, as of ``histogram``."""
+        return 0
+
     def histogram(self) -> None:
         """None: hits are recorded, and counted from that."""
         return

@@ -25,6 +25,7 @@ from kprobes.model.hist import (
     MAX_SORT_KEYS,
     MAX_VALS,
     OWN_MODIFIERS,
+    PERCENT,
     STACK,
     HistField,
     HistKind,
@@ -48,6 +49,9 @@ _OF_VALS = OWN_MODIFIERS | {
 _ACTIONS = ("onmatch(", "onmax(", "onchange(")
 _SIZES = f"a number of entries from {LEAST_SIZE} to {LARGEST_SIZE}"
 _NEAREST = 8
+_PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,2})?)", re.ASCII)
+_PERCENTILES = "there are p1 to p99, and p99.9 and the like"
+_WITH_NUMBER = {Modifier.BUCKETS, Modifier.PERCENTILE}
 _NOT_NUMBERS = (HistKind.TEXT, HistKind.STACK)
 
 
@@ -175,8 +179,7 @@ class _Reader:
             words.remove("hitcount")
         vals = tuple(self._field(word, allowed=_OF_VALS) for word in words)
         for word, val in zip(words, vals, strict=True):
-            if val.kind in _NOT_NUMBERS:
-                raise self._error(HistCode.BAD_VAL, word, "only numbers can be summed up")
+            self._check_val(word, val, vals)
         own = [val for val in vals if val.modifier not in OWN_MODIFIERS]
         if len(own) > MAX_VALS:
             raise self._error(HistCode.TOO_MANY_VALS, words[vals.index(own[MAX_VALS])])
@@ -185,6 +188,13 @@ class _Reader:
         if not vals and not parts.has_hitcount:
             raise self._error(HistCode.NEED_NOHC_VAL, "")
         return vals
+
+    def _check_val(self, word: str, val: HistField, vals: tuple[HistField, ...]) -> None:
+        if val.kind in _NOT_NUMBERS:
+            raise self._error(HistCode.BAD_VAL, word, "only numbers can be summed up")
+        first = next((each for each in vals if each.modifier is Modifier.PERCENTILE), val)
+        if val.modifier is Modifier.PERCENTILE and val.source != first.source:
+            raise self._error(HistCode.BAD_VAL, word, "percentiles of one trigger are of one field")
 
     def _keys(self, text: str) -> tuple[HistField, ...]:
         words = text.split(",")
@@ -221,23 +231,33 @@ class _Reader:
         return field if chosen is None else replace(field, modifier=chosen, width=wide)
 
     def _modifier(self, name: str, text: str) -> tuple[Modifier, int]:
+        if (numbered := self._numbered(text)) is not None:
+            return numbered
+        for prefixed in (Modifier.PERCENT, Modifier.GRAPH):
+            if text.startswith(prefixed):
+                return prefixed, 0
+        if f".{text}" in self._known.missing:
+            raise self._error(HistCode.NOT_RECORDED, text, self._known.missing[f".{text}"])
+        if text not in {*Modifier} - _WITH_NUMBER:
+            hint = f"there are {', '.join(sorted(Modifier))}"
+            raise self._error(HistCode.BAD_FIELD_MODIFIER, text, hint)
+        if text == Modifier.EXECNAME and name not in ("common_pid", "pid"):
+            raise self._error(HistCode.BAD_FIELD_MODIFIER, text, "it is for common_pid")
+        return Modifier(text), 0
+
+    def _numbered(self, text: str) -> tuple[Modifier, int] | None:
         if text.startswith("bucket"):
             rest = text.removeprefix("bucket").removeprefix("s")
             width = read_unsigned(rest[1:]) if rest[:1] == "=" else None
             if not width:
                 raise self._error(HistCode.BAD_FIELD_MODIFIER, rest, "use buckets=WIDTH")
             return Modifier.BUCKETS, width
-        for prefixed in (Modifier.PERCENT, Modifier.GRAPH):
-            if text.startswith(prefixed):
-                return prefixed, 0
-        if f".{text}" in self._known.missing:
-            raise self._error(HistCode.NOT_RECORDED, text, self._known.missing[f".{text}"])
-        if text not in {*Modifier} or text == Modifier.BUCKETS:
-            hint = f"there are {', '.join(sorted(Modifier))}"
-            raise self._error(HistCode.BAD_FIELD_MODIFIER, text, hint)
-        if text == Modifier.EXECNAME and name not in ("common_pid", "pid"):
-            raise self._error(HistCode.BAD_FIELD_MODIFIER, text, "it is for common_pid")
-        return Modifier(text), 0
+        if found := _PERCENTILE.fullmatch(text):
+            hundredths = round(float(found[1]) * PERCENT)
+            if not hundredths:
+                raise self._error(HistCode.BAD_FIELD_MODIFIER, text, _PERCENTILES)
+            return Modifier.PERCENTILE, hundredths
+        return None
 
     def _find(self, name: str) -> HistField:
         field = self._known.fields.get(name)
@@ -254,17 +274,31 @@ class _Reader:
         words = text.split(",")
         keys: list[SortKey] = []
         for at, word in enumerate(words):
-            name, has_order, order = word.partition(".")
-            if not name:
+            if not word.partition(".")[0]:
                 raise self._error(HistCode.EMPTY_SORT_FIELD, "sort=")
             if at == MAX_SORT_KEYS - 1 and len(words) > MAX_SORT_KEYS:
                 raise self._error(HistCode.TOO_MANY_SORT_FIELDS, "sort=")
-            names = ["hitcount", *(field.name for field in fields)]
-            alias = self._known.fields.get(name)
-            known = name if alias is None else alias.name
-            if known not in names:
-                raise self._error(HistCode.INVALID_SORT_FIELD, name)
-            if has_order and order not in ("ascending", "descending"):
-                raise self._error(HistCode.INVALID_SORT_MODIFIER, order)
-            keys.append(SortKey(index=names.index(known), is_descending=order == "descending"))
+            keys.append(_sort_of_own(word, fields) or self._sort_key(word, fields))
         return tuple(keys)
+
+    def _sort_key(self, word: str, fields: tuple[HistField, ...]) -> SortKey:
+        name, has_order, order = word.partition(".")
+        names = ["hitcount", *(field.name for field in fields)]
+        alias = self._known.fields.get(name)
+        known = name if alias is None else alias.name
+        if known not in names:
+            raise self._error(HistCode.INVALID_SORT_FIELD, name)
+        if has_order and order not in ("ascending", "descending"):
+            raise self._error(HistCode.INVALID_SORT_MODIFIER, order)
+        return SortKey(index=names.index(known), is_descending=order == "descending")
+
+
+def _sort_of_own(word: str, fields: tuple[HistField, ...]) -> SortKey | None:
+    # A value that no kernel has is named with its modifier: a field may have several.
+    for index, field in enumerate(fields, 1):
+        if field.modifier not in OWN_MODIFIERS or not word.startswith(field.text):
+            continue
+        order = word.removeprefix(field.text)
+        if order in ("", ".ascending", ".descending"):
+            return SortKey(index=index, is_descending=order == ".descending")
+    return None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum, StrEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.model.filter import Header
 
@@ -70,10 +71,18 @@ class Modifier(StrEnum):
     AVG = "avg"
     MIN = "min"
     MAX = "max"
+    PERCENTILE = "pN"
+    """With the number: ``p50``, ``p99.9``."""
 
 
-OWN_MODIFIERS = frozenset({Modifier.AVG, Modifier.MIN, Modifier.MAX})
+EXTREMES = frozenset({Modifier.MIN, Modifier.MAX})
+OWN_MODIFIERS = EXTREMES | {Modifier.AVG, Modifier.PERCENTILE}
 """Of values, which no kernel has."""
+PERCENT = 100
+"""A percentile is kept in hundredths of a percent."""
+PARTS_BITS = 6
+"""Bits of a number after the topmost one that tell by which bucket it is counted for percentiles:
+a power of two has 64, and none is wider than 1/64 of what is in it."""
 
 
 class HistField(Struct, frozen=True, kw_only=True):
@@ -85,7 +94,9 @@ class HistField(Struct, frozen=True, kw_only=True):
         kind: of it.
         is_signed: whether a number can be negative.
         modifier: how it is taken or shown, or None.
-        width: of each bucket, with ``buckets``; of a stack, how many addresses count, 0 for all.
+        width: of each bucket, with ``buckets``; of a stack, how many addresses count, 0 for all;
+            of a percentile, hundredths of a percent.
+        is_kept: whether it is bytes that are kept beside a guest's table: a string, or a stack.
     """
 
     name: str
@@ -94,12 +105,20 @@ class HistField(Struct, frozen=True, kw_only=True):
     is_signed: bool = False
     modifier: Modifier | None = None
     width: int = 0
+    is_kept: bool = False
 
     @property
     def text(self) -> str:
         """As the trigger's file shows it."""
-        shown = self.name if self.modifier is None else f"{self.name}.{self.modifier}"
-        return f"{shown}={self.width}" if self.modifier is Modifier.BUCKETS else shown
+        match self.modifier:
+            case None:
+                return self.name
+            case Modifier.BUCKETS:
+                return f"{self.name}.{self.modifier}={self.width}"
+            case Modifier.PERCENTILE:
+                return f"{self.name}.p{self.width / PERCENT:g}"
+            case _:
+                return f"{self.name}.{self.modifier}"
 
 
 class KnownFields(Struct, frozen=True, kw_only=True):
@@ -152,10 +171,41 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
         return *self.vals, *self.keys
 
     @property
+    def percentile_of(self) -> HistField | None:
+        """The first percentile of the values, all of which are of one field; None without one."""
+        found = (val for val in self.vals if val.modifier is Modifier.PERCENTILE)
+        return next(found, None)
+
+    @property
+    def columns(self) -> tuple[HistField, ...]:
+        """What is kept of each entry for its values: sums, least and greatest numbers, each once.
+
+        Percentiles are made of the least and the greatest number of each bucket.
+        """
+        found: dict[tuple[object, ...], HistField] = {}
+        for val in self.vals:
+            for each in _kept(val):
+                found.setdefault(_column(each), each)
+        return (*found.values(),)
+
+    def columns_of(self, val: HistField) -> list[int]:
+        """Return indices of ``columns``: of what is kept for a value, one or least and greatest."""
+        known = [*map(_column, self.columns)]
+        return [known.index(_column(each)) for each in _kept(val)]
+
+    @property
+    def room(self) -> int:
+        """How many entries are kept: with percentiles each has one for each of its buckets."""
+        if self.percentile_of is None:
+            return self.size
+        return max(self.size, min(_BUCKETS * self.size, _MOST_BUCKETS))
+
+    @property
     def form(self) -> tuple[object, ...]:
         """What a guest's table has: hits of events with another one are not counted in it."""
         return tuple(
-            (each.kind, each.is_signed, each.source is Header.COMM) for each in self.fields
+            (each.kind, each.is_signed, each.is_kept, each.source is Header.COMM)
+            for each in self.fields
         )
 
     @property
@@ -183,13 +233,34 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
         return f"{name}.descending" if key.is_descending else name
 
 
+_BUCKETS, _MOST_BUCKETS = 4, 1 << 16
+"""Entries for buckets: so many times those of a table, but not more."""
+
+
+def _kept(val: HistField) -> tuple[HistField, ...]:
+    if val.modifier is not Modifier.PERCENTILE:
+        return (val,)
+    least, most = (replace(val, modifier=each, width=0) for each in (Modifier.MIN, Modifier.MAX))
+    return least, most
+
+
+def _column(val: HistField) -> tuple[object, ...]:
+    # What is only shown otherwise is the same sum.
+    is_own = val.modifier in EXTREMES or val.modifier is Modifier.USECS
+    return val.source, val.modifier if is_own else None
+
+
 # A trigger's table in a guest, one for each CPU:
 #
 #     0      8        16          64
 #     [used] [dropped] [unmeasured] [entry 0] [entry 1] ... [entry slots - 1]
 #
 #     0      8          16
-#     [mark] [hitcount] [key words ...] [values ...] [comm, with execname]
+#     [mark] [hitcount] [key words ...] [bucket] [columns ...] [comm, with execname]
+#
+# The bucket is there with percentiles, and one more key: of negative numbers it is negative.
+# After the last entry there may be an area for keys that are texts or stacks, drawn in
+# codegen/runtime/keys.c: such a key's word is where its bytes are kept there.
 #
 # A hash with open addresses, never more than half full. The mark is 0 of a free entry, 1 while it
 # is written, then the hash of the key. An interrupt that comes meanwhile takes another entry for
@@ -198,8 +269,12 @@ ENTRY_MARK, ENTRY_HITCOUNT, ENTRY_KEYS = 0, 8, 16
 TABLE_USED, TABLE_DROPPED, TABLE_UNMEASURED = 0, 8, 16
 TABLE_HEADER = 64
 MARK_FREE, MARK_BUSY, MARK_LEAST = 0, 1, 2
+AREA_PLACES = 8
+KEPT_SIZE, KEPT_DATA = 8, 16
 _WORD = 8
 _COMM_WORDS = 2
+_OF_TEXT, _OF_STACK = 128, 256
+"""Bytes of an area for each entry."""
 
 
 class HistTable(Struct, frozen=True, kw_only=True):
@@ -216,12 +291,13 @@ class HistTable(Struct, frozen=True, kw_only=True):
     @property
     def shape(self) -> tuple[object, ...]:
         """What machine code depends on."""
-        return self.trigger.keys, self.trigger.vals, self.trigger.size
+        trigger = self.trigger
+        return trigger.keys, trigger.columns, trigger.percentile_of, trigger.room
 
     @property
     def slots(self) -> int:
         """How many entries there is room for, a power of two; half of them may be used."""
-        return 2 * self.trigger.size
+        return 2 * self.trigger.room
 
     def words(self, key: HistField) -> int:
         """Return how many words a key takes: a task's name two."""
@@ -229,12 +305,13 @@ class HistTable(Struct, frozen=True, kw_only=True):
 
     @property
     def key_words(self) -> int:
-        """How many all keys take."""
-        return sum(map(self.words, self.trigger.keys))
+        """How many all keys take, and the bucket."""
+        has_bucket = self.trigger.percentile_of is not None
+        return sum(map(self.words, self.trigger.keys)) + has_bucket
 
     @property
-    def vals(self) -> int:
-        """Where values begin in an entry."""
+    def columns(self) -> int:
+        """Where the trigger's columns begin in an entry."""
         return ENTRY_KEYS + _WORD * self.key_words
 
     @property
@@ -245,7 +322,7 @@ class HistTable(Struct, frozen=True, kw_only=True):
     @property
     def comm(self) -> int:
         """Where that is in an entry."""
-        return self.vals + _WORD * len(self.trigger.vals)
+        return self.columns + _WORD * len(self.trigger.columns)
 
     @property
     def entry_size(self) -> int:
@@ -253,27 +330,52 @@ class HistTable(Struct, frozen=True, kw_only=True):
         return self.comm + (_WORD * _COMM_WORDS if self.has_comm else 0)
 
     @property
-    def size(self) -> int:
-        """Bytes of one CPU's table."""
+    def area(self) -> int:
+        """Where the area of kept keys is in a CPU's table."""
         return TABLE_HEADER + self.slots * self.entry_size
 
+    @property
+    def area_size(self) -> int:
+        """Its bytes; 0 where no key is kept."""
+        kept = [key for key in self.trigger.keys if key.is_kept]
+        if not kept:
+            return 0
+        each = sum(_OF_STACK if key.kind is HistKind.STACK else _OF_TEXT for key in kept)
+        return AREA_PLACES + _WORD * self.slots + each * self.trigger.size
 
-_LARGE_SIZE = 1 << 14
+    @property
+    def size(self) -> int:
+        """Bytes of one CPU's table."""
+        return self.area + self.area_size
+
+
+LARGE_SIZE = 1 << 14
+"""Entries of a table whose size nobody has said."""
 OF_FUNCTIONS = 1 << 16
 """Entries that are enough for all functions of a kernel that can be probed."""
 _BY = {"func": "function", "pid": "common_pid", "cpu": "common_cpu"}
 
 
 def trigger_text(
-    keys: Iterable[str], *, sort: str = "hitcount.descending", size: int = _LARGE_SIZE
+    keys: Iterable[str],
+    vals: Iterable[str] = (),
+    *,
+    sort: str = "hitcount.descending",
+    size: int = LARGE_SIZE,
 ) -> str:
     """Return the hist trigger for some keys, with a large table.
 
     Args:
         keys: names of fields, with modifiers or without; ``pid``, ``cpu`` and ``func`` are short.
+        vals: of values, likewise.
         sort: by what entries are sorted.
         size: of the table.
     """
-    names = (key.partition(".") for key in keys)
-    words = ",".join(_BY.get(name, name) + dot + modifier for name, dot, modifier in names)
-    return f"hist:keys={words}:sort={sort}:size={size}"
+    values = ",".join(map(_long, vals))
+    parts = ["hist", f"keys={','.join(map(_long, keys))}", *([f"vals={values}"] if values else [])]
+    return ":".join([*parts, f"sort={_long(sort)}", f"size={size}"])
+
+
+def _long(word: str) -> str:
+    name, dot, modifier = word.partition(".")
+    return _BY.get(name, name) + dot + modifier

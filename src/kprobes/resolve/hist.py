@@ -43,7 +43,6 @@ _MISSING = {
     ".syscall": "names of system calls are not known here",
 }
 _OF_RECORD = {"tgid": "records have the pid of a task's process if it is asked for: -O record-tgid"}
-_TEXTS = (Storage.STRING, Storage.TEXT, Storage.STACK)
 _OF_GUEST = {"common_timestamp": "in a guest times are counters, which the host makes times"}
 
 
@@ -55,7 +54,7 @@ def known_fields(layout: RecordLayout, *, of_guest: bool = False) -> KnownFields
         of_guest: whether it is counted where it happens, in a guest; else when it was recorded.
     """
     own = {field.name: _known(field) for field in layout.fields}
-    texts = {f.name for f in layout.fields if of_guest and f.storage in _TEXTS}
+    fixed = {f.name for f in layout.fields if of_guest and f.storage is Storage.TEXT}
     if layout.caller_offset is None:
         places = {_ENTRY: HistField(name=_ENTRY, source=Header.IP)}
     else:
@@ -64,8 +63,8 @@ def known_fields(layout: RecordLayout, *, of_guest: bool = False) -> KnownFields
             _CALLER: HistField(name=_CALLER, source=Special.CALLER),
         }
     arrays = {name: "an array is not one value" for name, field in own.items() if field is None}
-    arrays |= dict.fromkeys(texts, "a guest does not count by strings and stacks itself")
-    fields = {n: field for n, field in own.items() if field is not None and n not in texts}
+    arrays |= dict.fromkeys(fixed, "it is the same text at each hit")
+    fields = {n: field for n, field in own.items() if field is not None and n not in fixed}
     if of_guest:
         places |= {"tgid": _TGID}
     else:
@@ -88,7 +87,12 @@ def _known(field: Field) -> HistField | None:
         return HistField(name=field.name, source=field.index, kind=HistKind.DURATION)
     if field.storage is Storage.STACK:
         kind, width = HistKind.STACK, STACK_DEPTH
-        return HistField(name=field.name, source=field.index, kind=kind, width=width)
+        return HistField(name=field.name, source=field.index, kind=kind, width=width, is_kept=True)
     is_number = field.storage is Storage.NUMBER and field.type != "symstr"
-    kind = HistKind.NUMBER if is_number else HistKind.TEXT
-    return HistField(name=field.name, source=field.index, kind=kind, is_signed=field.is_signed)
+    return HistField(
+        name=field.name,
+        source=field.index,
+        kind=HistKind.NUMBER if is_number else HistKind.TEXT,
+        is_signed=field.is_signed,
+        is_kept=field.storage is Storage.STRING,
+    )
