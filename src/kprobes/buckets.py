@@ -50,7 +50,7 @@ class HitBuckets(Struct, frozen=True, kw_only=True, eq=False):
     most: NDArray[Any]
 
     def take(self, rows: NDArray[np.int64]) -> "HitBuckets":
-        """Return the buckets of some entries, each once, which are then 0, 1, ...; copies."""
+        """Return the buckets of some entries, shape (k,), each once, then 0, 1, ...; copies."""
         places = np.full(max(rows.max(initial=-1), self.entries.max(initial=-1)) + 1, -1)
         places[rows] = np.arange(len(rows))
         return self._moved(places[self.entries])
@@ -72,7 +72,7 @@ class HitBuckets(Struct, frozen=True, kw_only=True, eq=False):
         return self._moved(np.where(self.hits == 0, -1, self.entries))
 
     def percentile(self, hundredths: int) -> NDArray[Any]:
-        """Return a percentile of each entry, new, of the type of ``least``.
+        """Return a percentile of each of n entries, shape (n,), new, of the type of ``least``.
 
         It is numpy's ``inverted_cdf``, but for the middle of what its bucket has in place of one
         number: within 1/128 of it.

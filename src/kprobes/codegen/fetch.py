@@ -342,7 +342,13 @@ def _store_stack(context: Context, item: FieldFetch, address: Value, end: Value)
 
 
 def walk(context: Context, operand: StackTraceValue, to: Value) -> Value:
-    """Have the guest's unwinder write the hit's stack somewhere; return how many addresses."""
+    """Have the guest's unwinder write the hit's stack; return how many addresses.
+
+    Args:
+        context: what is being written.
+        operand: how it is fetched.
+        to: where there is room for ``MAX_DEPTH``.
+    """
     # Where a register has the return address the unwinder begins with the caller's frame: the hit
     # and that address come first, and the unwinder skips the hit.
     f, skipped, most = context.out, 0, MAX_DEPTH

@@ -357,9 +357,8 @@ class GuestDriver:
 
     def counts(self) -> Counts:
         """Return what was counted since the recording began, or in the last one."""
-        if self._allocator.recorder is None:
-            return NO_COUNTS
-        return self._allocator.recorder.counts()
+        recorder = self._allocator.recorder
+        return NO_COUNTS if recorder is None else recorder.counts()
 
     def hits(self) -> list[Hits]:
         """Return what the last recording counted of every probe; of newer ones nothing yet."""
@@ -369,8 +368,7 @@ class GuestDriver:
     @property
     def tables_size(self) -> int:
         """Bytes of the guest's memory that the hist trigger's tables take; 0 without one."""
-        with self._changing:
-            return self._allocator.tables.size
+        return self._allocator.tables.size
 
     def histogram(self) -> Histogram | None:
         """Return what the hist trigger has counted so far; None where there is none."""
@@ -420,8 +418,7 @@ class GuestDriver:
 
     def caller_of(self, slot: Addr, held: Addr) -> Addr:
         """Return where a call came from, by its slot and what its return address is now."""
-        patcher = self._patcher
-        tables = () if patcher is None else patcher.linker.instances
+        tables = () if self._patcher is None else self._patcher.linker.instances
         return find_caller(self.guest.memory, tables, slot, held)
 
     def disarm(self) -> None:
