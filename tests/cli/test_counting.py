@@ -127,6 +127,10 @@ SIZED = ("--size", "1000")
             ["count", "p f a=$arg1", "--by", "a.log2,pid", "--sort", "a.log2.ascending", *SIZED],
             "keys=a.log2,common_pid:sort=a.ascending:size=1000",
         ),
+        (
+            ["count", "p f duration=$arg1", "--vals", "duration.p50"],
+            "keys=function:vals=duration.p50:sort=hitcount.descending:size=65536",
+        ),
         (["hist", "p f a=$arg1", *SIZED], "keys=a.log2:sort=a:size=1000"),
         (["hist", "r f"], f"keys=duration.log2:sort=duration:{SIZE}"),
         (["hist", "r f", "--by", "comm"], f"keys=comm,duration.log2:sort=duration:{SIZE}"),
@@ -150,6 +154,7 @@ def test_short_words_stand_for_a_hist_trigger(
         (["p f"], "nothing to show: the definition has no argument"),
         (["p f a=$arg1 b=$arg2"], "--of FIELD is needed: which one of a, b"),
         ([], "nothing to count: give a definition"),
+        (["p f a=$arg1", "--of", "duration"], "only returns have a duration: define one"),
         (["p f a=$arg1", "--linear", "5"], "invalid buckets"),
         (["p f a=$arg1", "--linear", "9:5:1"], "invalid buckets"),
         (["p f a=$arg1", "--linear", "0:5:0"], "invalid buckets"),

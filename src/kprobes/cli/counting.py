@@ -104,11 +104,31 @@ def want_duration(args: argparse.Namespace, words: Iterable[str]) -> None:
     Args:
         args: of ``add_arguments``.
         words: fields, with modifiers or without.
+
+    Raises:
+        UsageError: nothing that is defined has one.
     """
-    if any(word.partition(".")[0] == DURATION for word in words) and not any(
-        arg.name == DURATION for each in definitions_of(args) for arg in each.args
-    ):
-        args.call_duration = True
+    from kprobes.model.definition import Kind
+
+    if all(word.partition(".")[0] != DURATION for word in words):
+        return
+    definitions = definitions_of(args)
+    if any(arg.name == DURATION for each in definitions for arg in each.args):
+        return
+    if all(each.kind is not Kind.RETURN for each in definitions):
+        raise UsageError("only returns have a duration: define one (r FUNCTION)")
+    args.call_duration = True
+
+
+def add_size(parser: argparse.ArgumentParser) -> None:
+    """Add how large the table is."""
+    parser.add_argument(
+        "--size",
+        type=options.count,
+        metavar="N",
+        help="entries of the table, 128 to 131072; how much of the guest's memory it takes is told "
+        "at the beginning (default: 16384, by function alone 65536)",
+    )
 
 
 def add_shown(parser: argparse.ArgumentParser) -> None:
@@ -124,13 +144,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trace.add_begin(parser)
     trace.add_probing(parser)
     add_shown(parser)
-    parser.add_argument(
-        "--size",
-        type=options.count,
-        metavar="N",
-        help="entries of the table, up to 131072: a CPU's takes 24 bytes and more of the guest's "
-        "memory for each, twice (default: 16384; by function 65536)",
-    )
+    add_size(parser)
     parser.add_argument(
         "--interval",
         type=options.duration,

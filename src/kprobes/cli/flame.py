@@ -7,7 +7,7 @@ from typing import BinaryIO
 from kprobes.cli import counting, trace
 from kprobes.cli.counting import Counting, Shown
 from kprobes.errors import UsageError
-from kprobes.model.hist import LARGEST_SIZE, MAX_KEYS, STACK, trigger_text
+from kprobes.model.hist import LARGE_SIZE, MAX_KEYS, STACK, trigger_text
 
 NAME = "flame"
 HELP = "draw who calls: the stacks of hits as a flame graph"
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="comm, pid, cpu, or an argument of the definition, at the bottom of all stacks",
     )
+    counting.add_size(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there")
     parser.set_defaults(format="folded", print_trigger=False, **counting.DEFAULTS)
 
@@ -65,5 +66,5 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
             )
         form = found[0]
     check_installed(form)
-    trigger = trigger_text(args.by, size=LARGEST_SIZE)
+    trigger = trigger_text(args.by, size=args.size or LARGE_SIZE)
     return counting.run(args, out, Counting(trigger=trigger, shown=Shown(form=form)))
