@@ -84,6 +84,8 @@ def test_what_is_only_shown_otherwise_is_counted_by_the_same_code() -> None:
     assert shape("keys=a:vals=b:sort=a.descending:nohitcount") == plain
     others = ("keys=a.log2:vals=b", "keys=b:vals=b", "keys=a", "keys=a:vals=b:size=128")
     assert plain not in [*map(shape, others), shape("")]
+    # There is as much room for buckets, but not for strings.
+    assert shape("keys=a:vals=b.p50:size=16384") != shape("keys=a:vals=b.p50:size=32768")
 
 
 @EVERY_ISA

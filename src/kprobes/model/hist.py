@@ -292,7 +292,7 @@ class HistTable(Struct, frozen=True, kw_only=True):
     def shape(self) -> tuple[object, ...]:
         """What machine code depends on."""
         trigger = self.trigger
-        return trigger.keys, trigger.columns, trigger.percentile_of, trigger.room
+        return trigger.keys, trigger.columns, trigger.percentile_of, trigger.size
 
     @property
     def slots(self) -> int:
