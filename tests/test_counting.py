@@ -75,6 +75,35 @@ def test_events_are_counted_where_the_kernel_does_not() -> None:
     assert live.read().hits == 21
 
 
+def test_what_is_cleared_is_in_one_reading() -> None:
+    empty, some, last = (
+        counted(f"{TRIGGER} if count {how}") for how in ("> 9999", "> 400", ">= 0")
+    )
+    live = LiveHistogram(FakeDriver(empty, some, some, last), TRIGGER, FakeDrain())
+
+    assert [live.clear().hits for _ in range(4)] == [0, 2, 0, 2]
+    live.stop()
+    assert live.read().hits == 0
+
+
+def test_what_is_cleared_of_events_is_in_one_reading() -> None:
+    live = LiveHistogram(FakeDriver(), TRIGGER, FakeDrain(events()))
+
+    assert (live.clear().hits, live.read().hits) == (7, 0)
+    live.stop()
+    live.write(events())
+
+    assert (live.read().hits, live.clear().hits, live.clear().hits) == (7, 7, 0)
+
+
+def test_what_is_known_of_all_hits_only_cannot_be_cleared() -> None:
+    live = LiveHistogram(FakeDriver(), "keys=comm:vals=count.max", FakeDrain(events()))
+
+    assert live.clear().hits == 4
+    with pytest.raises(UsageError, match=r"count\.max is known of all hits"):
+        live.read()
+
+
 def test_without_any_event_it_says_so() -> None:
     live = LiveHistogram(FakeDriver(), TRIGGER, FakeDrain())
 

@@ -48,13 +48,32 @@ class LiveHistogram:
         self._columns = ColumnHist(trigger, driver.source)
         self._drain: Drain | None = drain
         self._last: Histogram | None = None
+        self._cleared: Histogram | None = None
 
     def read(self) -> Histogram:
-        """Return what was counted by now: no hit is lost by it, or counted twice.
+        """Return what was counted by now, since ``clear``: no hit is lost by it, or counted twice.
 
         Raises:
-            UsageError: there was no event.
+            UsageError: there was no event; or it was cleared, and a value is a least or greatest
+                number, which is known of all hits only.
         """
+        found = self._all()
+        return found if self._cleared is None else found - self._cleared
+
+    def clear(self) -> Histogram:
+        """Return what ``read`` does, and begin anew: no hit is in two such, or in none.
+
+        The guest's table goes on, also with the room that it has left.
+
+        Raises:
+            UsageError: as of ``read``.
+        """
+        found = self._all()
+        shown = found if self._cleared is None else found - self._cleared
+        self._cleared = found
+        return shown
+
+    def _all(self) -> Histogram:
         if self._drain is not None:
             self._last = self._driver.histogram()
             while (events := self._drain.take(0)) is not None:

@@ -38,6 +38,7 @@ class FakeStub:
         hooks: called instead, with the socket; they send what they like.
         wrong_checksums: how many of the next answers are damaged.
         is_split: whether every byte is sent by itself.
+        is_silent: whether, as QEMU from 8.1 on, it says only of an interrupt that it has stopped.
         asked: the requests, in order.
     """
 
@@ -54,6 +55,7 @@ class FakeStub:
     )
     wrong_checksums: int = 0
     is_split: bool = False
+    is_silent: bool = False
     is_physical: bool = False
     selected: int = 1
     breakpoints: set[int] = field(default_factory=set[int])
@@ -86,8 +88,11 @@ class FakeStub:
         while data:
             if self.is_running:
                 # Whatever the byte is, it stops the guest and is gone.
-                data = data[1:]
-                self.stop(sock, b"T02thread:01;")
+                byte, data = data[:1], data[1:]
+                if self.is_silent and byte != b"\x03":
+                    self.is_running = False
+                else:
+                    self.stop(sock, b"T02thread:01;")
                 continue
             if data[:1] != b"$":
                 data = data[1:]
@@ -125,6 +130,7 @@ class FakeStub:
             b"vCont?": b"vCont;c;C;s;S",
             b"qqemu.PhyMemMode": b"1" if self.is_physical else b"0",
             b"qfThreadInfo": b"m01",
+            b"qC": b"QC01",
         }
         if request in fixed:
             yield fixed[request]

@@ -230,19 +230,22 @@ _READS = 400_000
 
 
 @pytest.mark.parametrize("of", [("counted", "common_pid,common_cpu"), ("named", "name,common_cpu")])
-def test_while_it_is_read_no_hit_of_many_is_lost_or_counted_twice(
+def test_while_it_is_read_and_cleared_no_hit_of_many_is_lost_or_counted_twice(
     guest: GuestSession, of: tuple[str, str]
 ) -> None:
     totals: list[int] = []
+    parts: list[Histogram] = []
     ended = threading.Event()
 
     def read() -> None:
         while not ended.is_set():
             found = guest.driver.histogram()
             totals.append(-1 if found is None else found.hits)
+            parts.append(counted.clear())
 
     name, keys = of
-    with counting(guest, name, f"keys={keys}:vals=count {_IF} && count == 1"):
+    trigger = f"keys={keys}:vals=count {_IF} && count == 1"
+    with guest.counting(trigger, _PROBES[name]) as counted:
         reader = threading.Thread(target=read)
         reader.start()
         try:
@@ -250,15 +253,18 @@ def test_while_it_is_read_no_hit_of_many_is_lost_or_counted_twice(
         finally:
             ended.set()
             reader.join()
-        found = guest.driver.histogram()
-        missed = sum(guest.counts().missed.values())
+    found = guest.driver.histogram()
+    parts.append(counted.clear())
 
     assert found is not None
+    missed = sum(guest.counts().missed.values())
     assert len(totals) > 10
     assert totals == sorted(totals)
     assert found.hits + found.dropped + missed == 2 * _READS
     assert found.hits >= 2 * _READS * 0.999
     assert found.vals[0].tolist() == found.hitcount.tolist()
+    assert sum(part.hits for part in parts) == found.hits
+    assert sum(part.dropped for part in parts) == found.dropped
 
 
 def test_every_line_of_syntax_has_the_kernels_verdict(guest: GuestSession) -> None:

@@ -1,6 +1,7 @@
 # pyright: reportPrivateUsage=false
 # A clock, and requests that were interrupted, are put in from below.
 import socket
+import time
 from collections.abc import Callable
 
 import pytest
@@ -85,7 +86,7 @@ def test_silence_ends_in_time_and_the_guest_is_told_to_run() -> None:
     fake = FakeStub()
 
     with abandoned(fake, timeout_s=0.1) as stub:
-        fake.hooks[b"qfThreadInfo"] = silence
+        fake.hooks |= {b"qfThreadInfo": silence, b"qC": silence}
         with pytest.raises(GuestGoneError, match=r"within 0\.1 s"):
             stub.ids()
         stub.detach()
@@ -101,6 +102,35 @@ def test_a_guest_that_somebody_else_resumed_is_stopped_and_asked_again() -> None
         fake.is_running = True
 
         assert stub.ids() == (1, 2)
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["says so", "says nothing"])
+def test_a_guest_that_somebody_else_lets_run_in_a_request_runs_afterwards(
+    *, is_silent: bool
+) -> None:
+    fake = FakeStub(is_silent=is_silent, is_running=False)
+    with opened(fake) as stub:
+        stub.is_held = True
+        with stub.paused():
+            fake.is_running = True
+            assert [stub.read(8, 2), stub.read(9, 1)] == [b"\x08\x09", b"\x09"]
+            assert not fake.is_running
+        assert (stub.stands(), stub.is_held, stub.is_running) == (False, False, True)
+
+    assert fake.is_running
+
+
+def test_a_slow_answer_is_waited_for_and_that_to_the_next_request_is_its_own() -> None:
+    fake = FakeStub()
+
+    def slow(sock: socket.socket) -> None:
+        time.sleep(0.3)
+        sock.sendall(packet(b"m01"))
+
+    with opened(fake, timeout_s=1) as stub:
+        fake.hooks[b"qfThreadInfo"] = slow
+        assert stub.ids() == (1, 2)
+        assert stub.read(8, 2) == bytes([8, 9])
 
 
 def test_an_interrupted_request_does_not_shift_later_answers() -> None:

@@ -20,6 +20,11 @@ _BATCH = 64
 """Requests in one write. Two batches are under way at most: QEMU's main loop blocks while its
 answers are not read, and a few hundred small ones fill a unix socket."""
 _ACK = b"+"
+_THREAD = b"qC"
+"""A request whose answer begins like no other's."""
+_SLOW = 5
+"""After such a part of the timeout an answer may have been lost."""
+_TRIES = 3
 _CHUNK = 256 * 1024
 _log = logging.getLogger("kprobes.wire")
 
@@ -41,6 +46,8 @@ class Wire:
         self._gone = ""
         self.has_ended = False
         """Whether the other end hung up, or said that the guest has ended."""
+        self.has_stopped = False
+        """Whether a request has stopped the guest, which somebody else had let run meanwhile."""
 
     @property
     def is_gone(self) -> bool:
@@ -63,12 +70,14 @@ class Wire:
             GuestGoneError: no answer in time, or the connection is closed.
             FormatError: an answer that is not a packet.
         """
-        answer = self._ask(payload, output)
-        if rsp.is_stop(answer) and payload != b"?":
-            # Somebody else (a monitor's "cont") had resumed the guest: our packet's first byte
-            # stopped it and the rest was not understood.
+        for _ in range(_TRIES):
             answer = self._ask(payload, output)
-        return answer
+            if answer is not None and (not rsp.is_stop(answer) or payload == b"?"):
+                return answer
+            # Somebody else (a monitor's "cont") had resumed the guest: our packet's first byte
+            # stopped it and the rest was not understood. QEMU says so before 8.1, then nothing.
+            self.has_stopped = True
+        raise self._lost("somebody else lets the guest run whenever it is stopped")
 
     def exchange(self, payloads: Sequence[bytes]) -> list[bytes]:
         """Send many requests without waiting for each, and return their answers in order.
@@ -76,6 +85,8 @@ class Wire:
         Raises:
             GuestGoneError, FormatError: as for ``ask``.
         """
+        if len(payloads) == 1:
+            return [self.ask(payloads[0])]
         self._take_owed()
         answers: list[bytes] = []
         for start in range(0, len(payloads) + _BATCH, _BATCH):
@@ -104,7 +115,7 @@ class Wire:
         self._owed += 1
         # QEMU drops what comes before its last packet is acknowledged, but for a new one's "$",
         # which would stop the guest and be lost. One that stands drops both bytes, and answers.
-        self._write(_ACK + rsp.INTERRUPT + rsp.frame(b"qC"))
+        self._write(_ACK + rsp.INTERRUPT + rsp.frame(_THREAD))
         was_running = False
         while rsp.is_stop(self._answer(None)):
             self._owed += 1
@@ -150,10 +161,20 @@ class Wire:
             self.sock.sendall(b"".join(parting))
         self.sock.close()
 
-    def _ask(self, payload: bytes, output: list[bytes] | None) -> bytes:
+    def _ask(self, payload: bytes, output: list[bytes] | None) -> bytes | None:
+        # None where the request was lost.
         self._take_owed()
         self._send((payload,))
-        return self._answer(output)
+        answer = self._answer_within(self.timeout_s / _SLOW, output)
+        if answer is not None:
+            return answer
+        # Slow, or lost: answers come in their order.
+        self._send((_THREAD,))
+        answer = self._answer(output)
+        if not answer.startswith(b"QC"):
+            return answer
+        self._owed = max(self._owed - 1, 0)
+        return None
 
     def _take_owed(self) -> None:
         while self._owed:
@@ -176,8 +197,14 @@ class Wire:
         return [b"OK"] * count
 
     def _answer(self, output: list[bytes] | None) -> bytes:
+        answer = self._answer_within(self.timeout_s, output)
+        if answer is None:
+            raise self._lost(f"the gdb stub did not answer within {self.timeout_s:g} s")
+        return answer
+
+    def _answer_within(self, timeout_s: float, output: list[bytes] | None) -> bytes | None:
         room = MAX_OUTPUT
-        for payload in self.until(time.monotonic() + self.timeout_s):
+        for payload in self.until(time.monotonic() + timeout_s):
             if not rsp.is_output(payload):
                 self._owed = max(self._owed - 1, 0)
                 return payload
@@ -186,7 +213,7 @@ class Wire:
                 raise self._broken(f"more than {MAX_OUTPUT} bytes of console text")
             if output is not None:
                 output.append(payload)
-        raise self._lost(f"the gdb stub did not answer within {self.timeout_s:g} s")
+        return None
 
     def _next(self) -> rsp.Packet | None:
         try:

@@ -194,7 +194,7 @@ class Stub:
     def stands(self) -> bool:
         """Return whether somebody else has stopped the guest and not let it run again."""
         with self.paused():
-            return self.is_held
+            return self.is_held and not self._wire.has_stopped
 
     def has_migrated(self) -> bool:
         """Whether a stopped guest runs in another QEMU now, as this one says."""
@@ -265,8 +265,19 @@ class Stub:
                 yield
             finally:
                 self._pauses -= 1
+                is_ours = self._takes_over() or is_ours
                 if is_ours and not self.is_running and not self._wire.is_gone:
                     self.resume()
+
+    def _takes_over(self) -> bool:
+        # Whether somebody else has let the guest run that he had stopped, and a request of ours
+        # has stopped it since: now it is ours.
+        if self._pauses or not self._wire.has_stopped:
+            return False
+        was_held, self.is_held, self._wire.has_stopped = self.is_held, False, False
+        if was_held:
+            self._mark_stopped()
+        return was_held
 
     def _take(self) -> bool:
         # Whether the guest ran: it is stopped now, and ours to let run again.
