@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,11 +181,11 @@ def append(path: Path, line: str) -> None:
         os.close(file)
 
 
-def calls() -> None:
+def calls(turns: int = 200) -> None:
     """System calls of one task that keeps its name, on every CPU in turn."""
     for cpu in range(os.cpu_count() or 1):
         os.sched_setaffinity(0, {cpu})
-        for _ in range(200):
+        for _ in range(turns):
             os.getppid()
             Path("/etc/passwd").read_bytes()
             Path("/no/such/file").exists()
@@ -203,7 +204,12 @@ def flood() -> None:
         os.getppid()
 
 
-WORKLOADS: dict[str, Callable[[], None]] = {"calls": calls, "tasks": tasks, "flood": flood}
+WORKLOADS: dict[str, Callable[[], None]] = {
+    "calls": calls,
+    "few calls": partial(calls, 20),
+    "tasks": tasks,
+    "flood": flood,
+}
 
 
 def main(where: Path, runs: dict[str, dict[str, Any]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kprobes.errors import FormatError, GuestGoneError
+from kprobes.errors import FormatError, GuestGoneError, TargetError
 from kprobes.formats import rsp
 from kprobes.transport.connection import Wire
 from tests.build.stub import FakeStub, hang_up, packet, send, silence
@@ -118,6 +118,48 @@ def test_a_guest_that_somebody_else_lets_run_in_a_request_runs_afterwards(
         assert (stub.stands(), stub.is_held, stub.is_running) == (False, False, True)
 
     assert fake.is_running
+
+
+@pytest.mark.parametrize("is_silent", [False, True], ids=["says so", "says nothing"])
+@pytest.mark.parametrize("count", [3, 200])
+def test_one_of_many_requests_that_is_lost_is_an_error_and_the_guest_runs_afterwards(
+    *, is_silent: bool, count: int
+) -> None:
+    fake = FakeStub(is_silent=is_silent, is_running=False)
+
+    def resumed(sock: socket.socket) -> None:
+        sock.sendall(packet(b"01"))
+        fake.is_running = True
+
+    with opened(fake, timeout_s=1) as stub:
+        stub.is_held = True
+        with stub.paused():
+            fake.hooks[b"m1,1"] = resumed
+            with pytest.raises(TargetError, match="resumed by somebody else"):
+                stub._wire.exchange([b"m%x,1" % n for n in range(count)])
+            del fake.hooks[b"m1,1"]
+            assert stub._wire.exchange([b"m8,2", b"m9,1"]) == [b"0809", b"09"]
+        assert (stub.stands(), stub.is_held, stub.is_running) == (False, False, True)
+
+    assert fake.is_running
+
+
+@pytest.mark.parametrize("slow_ones", [(1,), (1, 130), (198,), (60, 61, 62)])
+def test_slow_answers_to_many_requests_are_in_their_order(slow_ones: tuple[int, ...]) -> None:
+    fake = FakeStub()
+
+    def slow(number: int) -> Callable[[socket.socket], None]:
+        def answer(sock: socket.socket) -> None:
+            time.sleep(0.25)
+            sock.sendall(packet(b"%02x" % number))
+
+        return answer
+
+    with opened(fake, timeout_s=1) as stub:
+        fake.hooks |= {b"m%x,1" % number: slow(number) for number in slow_ones}
+        found = stub._wire.exchange([b"m%x,1" % n for n in range(200)])
+        assert found == [b"%02x" % n for n in range(200)]
+        assert stub.read(8, 2) == bytes([8, 9])
 
 
 def test_a_slow_answer_is_waited_for_and_that_to_the_next_request_is_its_own() -> None:

@@ -43,6 +43,8 @@ class Wire:
         # Answers to requests that were sent: more than 0 between requests only after an
         # exception (Ctrl-C) in the middle of one. They are read and dropped before the next.
         self._owed = 0
+        # Requests that were sent before one that tells whether they are lost; 0 without it.
+        self._marked = 0
         self._gone = ""
         self.has_ended = False
         """Whether the other end hung up, or said that the guest has ended."""
@@ -84,20 +86,22 @@ class Wire:
 
         Raises:
             GuestGoneError, FormatError: as for ``ask``.
+            TargetError: somebody else has let the guest run meanwhile, so that one was lost.
         """
         if len(payloads) == 1:
             return [self.ask(payloads[0])]
         self._take_owed()
+        self._marked = 0
         answers: list[bytes] = []
         for start in range(0, len(payloads) + _BATCH, _BATCH):
-            self._send(payloads[start : start + _BATCH])
-            due = min(start, len(payloads)) - len(answers)
-            while due > 0:
-                found = self._plain_oks(due) or [self._answer(None)]
-                answers += found
-                due -= len(found)
+            batch = payloads[start : start + _BATCH]
+            self._send(batch)
+            due = min(start, len(payloads))
+            while len(answers) < due:
+                found = self._plain_oks(due - len(answers))
+                answers += found or self._next_of(len(answers), start + len(batch))
         if any(answer != b"OK" and rsp.is_stop(answer) for answer in answers):
-            raise TargetError("the guest was resumed by somebody else in the middle of a request")
+            raise self._resumed()
         return answers
 
     def send(self, payload: bytes) -> None:
@@ -175,6 +179,27 @@ class Wire:
             return answer
         self._owed = max(self._owed - 1, 0)
         return None
+
+    def _next_of(self, count: int, sent: int) -> list[bytes]:
+        # The next answer to many requests, after so many, when so many were sent. None is lost if
+        # all come before that to a request that is sent when they are slow.
+        answer = self._answer_within(self.timeout_s / _SLOW, None)
+        if answer is None:
+            if not self._marked:
+                self._send((_THREAD,))
+                self._marked = sent
+            answer = self._answer(None)
+        if not answer.startswith(b"QC"):
+            return [answer]
+        if count < self._marked:
+            self._owed = 0
+            raise self._resumed()
+        self._marked = 0
+        return []
+
+    def _resumed(self) -> TargetError:
+        self.has_stopped = True
+        return TargetError("the guest was resumed by somebody else in the middle of a request")
 
     def _take_owed(self) -> None:
         while self._owed:
