@@ -111,7 +111,7 @@ def summed(parts: Sequence[HitBuckets], entries: Sequence[NDArray[np.int64]]) ->
     return HitBuckets(
         entries=which[starts],
         buckets=buckets[starts],
-        hits=np.add.reduceat(hits, starts) if len(starts) else hits,
-        least=np.minimum.reduceat(least, starts) if len(starts) else least,
-        most=np.maximum.reduceat(most, starts) if len(starts) else most,
+        hits=np.add.reduceat(hits, starts),
+        least=np.minimum.reduceat(least, starts),
+        most=np.maximum.reduceat(most, starts),
     )

@@ -57,8 +57,7 @@ class LiveHistogram:
             UsageError: there was no event; or it was cleared, and a value is a least or greatest
                 number, which is known of all hits only.
         """
-        found = self._all()
-        return found if self._cleared is None else found - self._cleared
+        return self._since_cleared(self._all())
 
     def clear(self) -> Histogram:
         """Return what ``read`` does, and begin anew: no hit is in two such, or in none.
@@ -69,9 +68,12 @@ class LiveHistogram:
             UsageError: as of ``read``.
         """
         found = self._all()
-        shown = found if self._cleared is None else found - self._cleared
+        shown = self._since_cleared(found)
         self._cleared = found
         return shown
+
+    def _since_cleared(self, found: Histogram) -> Histogram:
+        return found if self._cleared is None else found - self._cleared
 
     def _all(self) -> Histogram:
         if self._drain is not None:

@@ -120,6 +120,25 @@ def test_a_guest_that_somebody_else_lets_run_in_a_request_runs_afterwards(
     assert fake.is_running
 
 
+def test_a_guest_that_somebody_else_lets_run_again_and_again_is_left_running() -> None:
+    fake = FakeStub(is_running=False)
+
+    def resumed(sock: socket.socket) -> None:
+        sock.sendall(packet(b"QC01"))
+        fake.is_running = True
+
+    with abandoned(fake, timeout_s=0.2) as stub:
+        stub.is_held = fake.is_silent = fake.is_running = True
+        fake.hooks[b"qC"] = resumed
+        with pytest.raises(GuestGoneError, match="whenever it is stopped"):
+            stub.ids()
+        fake.is_running = False
+        stub.detach()
+
+    assert fake.asked[-1] == b"D;1"
+    assert fake.is_running
+
+
 @pytest.mark.parametrize("is_silent", [False, True], ids=["says so", "says nothing"])
 @pytest.mark.parametrize("count", [3, 200])
 def test_one_of_many_requests_that_is_lost_is_an_error_and_the_guest_runs_afterwards(

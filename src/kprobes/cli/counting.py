@@ -26,7 +26,6 @@ DEFAULTS: Mapping[str, Any] = {
     "enum": False,
 }
 """Options of ``kprobe trace`` that what counts has not."""
-DURATION = "duration"
 _INTERVAL_S = 1.0
 
 
@@ -108,7 +107,7 @@ def want_duration(args: argparse.Namespace, words: Iterable[str]) -> None:
     Raises:
         UsageError: nothing that is defined has one.
     """
-    from kprobes.model.definition import Kind
+    from kprobes.model.definition import DURATION, Kind
 
     if all(word.partition(".")[0] != DURATION for word in words):
         return

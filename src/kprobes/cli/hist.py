@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import counting
-from kprobes.cli.counting import DURATION, Counting
+from kprobes.cli.counting import Counting
 from kprobes.errors import UsageError
 from kprobes.model.hist import LARGE_SIZE, trigger_text
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
 
 def _field_of(definitions: "Sequence[Definition]") -> str:
-    from kprobes.model.definition import Kind
+    from kprobes.model.definition import DURATION, Kind
 
     names = [[arg.name for arg in each.args] for each in definitions]
     if all(each.kind is Kind.RETURN for each in definitions):

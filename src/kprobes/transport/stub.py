@@ -194,7 +194,12 @@ class Stub:
     def stands(self) -> bool:
         """Return whether somebody else has stopped the guest and not let it run again."""
         with self.paused():
-            return self.is_held and not self._wire.has_stopped
+            return self._is_theirs
+
+    @property
+    def _is_theirs(self) -> bool:
+        # Whether the guest stands because of somebody else, and not by a request of ours since.
+        return self.is_held and not self._wire.has_stopped
 
     def has_migrated(self) -> bool:
         """Whether a stopped guest runs in another QEMU now, as this one says."""
@@ -488,6 +493,6 @@ class Stub:
             return
         self._is_closed = True
         is_left = resume or self._wire.is_gone
-        self._wire.close(*((FAREWELL,) if is_left and not self.is_held else ()))
+        self._wire.close(*((FAREWELL,) if is_left and not self._is_theirs else ()))
         if self._on_close is not None:
             self._on_close()
