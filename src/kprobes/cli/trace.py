@@ -124,20 +124,7 @@ def add_probing(parser: argparse.ArgumentParser, *, prints: bool = False) -> Non
         parser: of a command.
         prints: whether it prints events.
     """
-    options.add_definitions(parser)
-    parser.add_argument(
-        "--filter",
-        action=FilterAction,
-        metavar="EXPR",
-        help="record only hits for which this holds: of the definition before it, which is all of "
-        "a @FILE or of a pattern; once for each",
-    )
-    parser.add_argument(
-        "--python",
-        type=Path,
-        metavar="FILE",
-        help="run this file first: its handlers are called at hits (kernel, Kprobe are defined)",
-    )
+    _add_probes(parser)
     parser.set_defaults(
         command=(),
         filters={},
@@ -163,6 +150,23 @@ def add_probing(parser: argparse.ArgumentParser, *, prints: bool = False) -> Non
     options.add_limits(parser)
     options.add_kernel_files(parser)
     options.add_quiet(parser)
+
+
+def _add_probes(parser: argparse.ArgumentParser) -> None:
+    options.add_definitions(parser)
+    parser.add_argument(
+        "--filter",
+        action=FilterAction,
+        metavar="EXPR",
+        help="record only hits for which this holds: of the definition before it, which is all of "
+        "a @FILE or of a pattern; once for each",
+    )
+    parser.add_argument(
+        "--python",
+        type=Path,
+        metavar="FILE",
+        help="run this file first: its handlers are called at hits (kernel, Kprobe are defined)",
+    )
 
 
 def add_triggers(parser: argparse.ArgumentParser) -> None:
