@@ -124,10 +124,10 @@ def test_a_guest_that_somebody_else_lets_run_again_and_again_is_left_running() -
     fake = FakeStub(is_running=False)
 
     def resumed(sock: socket.socket) -> None:
-        sock.sendall(packet(b"QC01"))
         fake.is_running = True
+        sock.sendall(packet(b"QC01"))
 
-    with abandoned(fake, timeout_s=0.2) as stub:
+    with abandoned(fake, timeout_s=1) as stub:
         stub.is_held = fake.is_silent = fake.is_running = True
         fake.hooks[b"qC"] = resumed
         with pytest.raises(GuestGoneError, match="whenever it is stopped"):
