@@ -29,7 +29,8 @@ class FakeDriver:
     def source(self) -> TraceSource:
         return SOURCE
 
-    def histogram(self) -> Histogram | None:
+    def histogram(self, number: int = 0) -> Histogram | None:
+        assert not number
         if len(self._left) > 1:
             return self._left.popleft()
         return self._left[0] if self._left else None

@@ -1,6 +1,6 @@
 """Events of a session and their state, over a driver that says what it was asked."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,11 +9,15 @@ from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.event_table import EventTable, TraceProbe
+from kprobes.histogram import Histogram
 from kprobes.lang.parser import each_statement, parse_statements
 from kprobes.model.definition import Definition
 from kprobes.model.events import Counts, Hits, Loads
 from kprobes.model.options import Limits, Wanted
+from kprobes.model.resolved import RecordLayout
+from kprobes.model.trigger import Trigger
 from tests.build.definitions import REGISTERS
+from tests.test_column_filter import READ
 
 
 @dataclass
@@ -28,6 +32,9 @@ class Armer:
         deleted: with what was prepared last.
         replaced: filters, old and new.
         begun: how many recordings.
+        lives: what the guest says of triggers besides, by their numbers.
+        looked_up: definitions whose fields were asked for, and what is deleted with them.
+        histograms: by the numbers of their tables.
     """
 
     wanted: Wanted = field(default_factory=Wanted)
@@ -37,6 +44,9 @@ class Armer:
     deleted: list[str] = field(default_factory=list[str])
     replaced: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     begun: int = 0
+    lives: dict[int, int] = field(default_factory=dict[int, int])
+    looked_up: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
+    histograms: dict[int, Histogram] = field(default_factory=dict[int, Histogram])
 
     def first_kernel_error(self, error: DefinitionError) -> DefinitionError:
         return error
@@ -63,8 +73,17 @@ class Armer:
     def replace_definition(self, old: Definition, new: Definition) -> None:
         self.replaced.append((old.filter, new.filter))
 
-    def left(self, triggers: Iterable[int]) -> Mapping[int, int]:
-        return dict.fromkeys(triggers, 3)
+    def left(self, triggers: Iterable[Trigger]) -> Mapping[int, int]:
+        return {each.number: 3 for each in triggers if each.count is not None} | self.lives
+
+    def layout_of(self, definition: Definition, deleted: Sequence[Definition]) -> RecordLayout:
+        if self.refused & {*definition.command.split()}:
+            raise RefusedError(f"{definition.command} cannot be probed")
+        self.looked_up.append((definition.command, [each.command for each in deleted]))
+        return READ
+
+    def histogram(self, number: int = 0) -> Histogram | None:
+        return self.histograms.get(number)
 
     def event_ids(self, definition: Definition) -> Collection[int]:
         return [len(definition.event)]

@@ -5,20 +5,22 @@ from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError, RefusedError, UsageError
 from kprobes.event_table import EventTable, TraceProbe
-from kprobes.event_triggers import with_stack
+from kprobes.event_triggers import with_synthetic_fields
 from kprobes.lang.parser import parse_statements
 from kprobes.model.codes import TriggerCode
-from kprobes.model.definition import SyntheticFields, with_synthetic_fields
+from kprobes.model.definition import Definition, SyntheticFields
 from kprobes.model.trigger import MOST
 from tests.build.definitions import REGISTERS
+from tests.test_column_hist import counted
 from tests.test_event_table import Armer
 
 
 def define(
     table: EventTable, text: str, *triggers: str, is_enabled: bool = True, stack: bool = False
 ) -> TraceProbe:
-    fields = with_stack(SyntheticFields(stacktrace=stack), triggers)
-    statements = with_synthetic_fields(parse_statements(text, registers=REGISTERS), fields)
+    fields = SyntheticFields(stacktrace=stack)
+    parsed = parse_statements(text, registers=REGISTERS)
+    statements = with_synthetic_fields(parsed, fields, triggers)
     return table.define(statements, is_enabled=is_enabled, triggers=triggers)
 
 
@@ -217,3 +219,176 @@ def test_there_is_an_end_to_numbers(table: EventTable) -> None:
 
     assert caught.value.code == TriggerCode.TOO_MANY.name
     assert table.definitions == []
+
+
+def hists(table: EventTable) -> list[tuple[str, int]]:
+    """Return each hist trigger's text and the number of its table, by event."""
+    found = [each for definition in table.definitions for each in definition.triggers]
+    return [(each.text, each.table) for each in found if each.hist is not None]
+
+
+def test_an_event_has_several_hist_triggers_each_with_a_table(
+    armer: Armer, table: EventTable
+) -> None:
+    probe = define(table, "p:a f", "hist:keys=count", "hist:keys=count if got > 0")
+    table.begin()
+
+    probe.trigger("hist:keys=pid,cpu:vals=got:sort=got.descending:size=300:pause")
+
+    assert probe.triggers == (
+        "hist:keys=count:vals=hitcount:sort=hitcount:size=2048 [active]",
+        "hist:keys=count:vals=hitcount:sort=hitcount:size=2048 if got > 0 [active]",
+        "hist:keys=common_pid,common_cpu:vals=hitcount,got:sort=got.descending:size=512 [paused]",
+    )
+    (definition,) = armer.wanted.definitions
+    assert len({each.table for each in definition.triggers}) == 3
+    words = [each.soft_enable for each in definition.triggers]
+    assert [armer.wanted.soft_enables[word] for word in words] == [
+        (True, 0),
+        (True, 0),
+        (False, 0),
+    ]
+    assert definition.soft_enable not in words
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["hist:keys=common_pid:vals=hitcount:sort=hitcount:size=4096", "hist:keys=pid", "hist:key=pid"],
+)
+def test_a_hist_trigger_is_known_again_however_it_is_written(table: EventTable, text: str) -> None:
+    probe = define(table, "p:a f", "hist:keys=common_pid")
+
+    with pytest.raises(DefinitionError, match="Hist trigger already exists"):
+        probe.trigger(text)
+    probe.trigger(f"!{text} if got > 1")
+    assert len(probe.triggers) == 1
+    probe.trigger(f"!{text}")
+
+    assert probe.triggers == ()
+
+
+def test_what_pauses_continues_and_clears_says_so_of_one_that_is_there(
+    armer: Armer, table: EventTable
+) -> None:
+    probe = define(table, "p:a f", "hist:keys=count")
+    table.begin()
+    ((_, first),) = hists(table)
+    armed = armer.wanted.definitions
+
+    probe.trigger("hist:keys=count:pause")
+    assert probe.triggers[0].endswith("[paused]")
+    assert (False, 1) in armer.wanted.soft_enables.values()
+    probe.trigger("hist:keys=count:cont")
+    assert probe.triggers[0].endswith("[active]")
+    # Only a word has changed.
+    assert all(a is b for a, b in zip(armed, armer.wanted.definitions, strict=True))
+    probe.trigger("hist:keys=count:clear")
+
+    ((_, second),) = hists(table)
+    assert second != first
+    with pytest.raises(DefinitionError, match="nonexistent hist trigger"):
+        probe.trigger("hist:keys=got:cont")
+    assert len(probe.triggers) == 1
+
+
+def test_after_a_recording_a_hist_trigger_is_as_it_was_said_last(
+    armer: Armer, table: EventTable
+) -> None:
+    probe = define(table, "p:a f", "hist:keys=count")
+    table.begin()
+    # As another trigger has paused it.
+    armer.lives = {1: 0}
+    assert probe.triggers[0].endswith("[paused]")
+
+    table.end()
+
+    assert probe.triggers[0].endswith("[active]")
+
+
+def test_a_table_that_was_given_up_is_nobody_elses(table: EventTable) -> None:
+    probe = define(table, "p:a f", "hist:keys=count")
+    table.begin()
+    used = {number for _, number in hists(table)}
+
+    probe.trigger("!hist:keys=count")
+    with pytest.raises(DefinitionError):
+        probe.trigger("hist:keys=nothing")
+    probe.trigger("hist:keys=count")
+
+    assert not used & {number for _, number in hists(table)}
+
+
+def test_hist_triggers_of_one_name_share_a_table(table: EventTable) -> None:
+    define(table, "p:a f", "hist:name=n:keys=count if got > 1")
+    other = define(table, "p:b g", "hist:keys=count:name=n", "hist:keys=count")
+
+    (_, first), (_, second), (_, own) = hists(table)
+    assert first == second != own
+    with pytest.raises(DefinitionError, match="doesn't match existing named trigger"):
+        other.trigger("hist:keys=got:name=n")
+    other.trigger("hist:keys=count:name=n:clear")
+    (_, first), (_, second), (_, own) = hists(table)
+    assert first == second != own
+
+
+def test_events_have_the_hist_triggers_of_others_paused(armer: Armer, table: EventTable) -> None:
+    target = define(table, "p:a f", "hist:keys=count:pause")
+    owner = define(table, "p:b g", "enable_hist:kprobes:a:2")
+    table.begin()
+
+    (a, b) = armer.wanted.definitions
+    assert b.triggers[0].hists == (a.triggers[0].soft_enable,)
+    target.trigger("hist:keys=got")
+    (a, b) = armer.wanted.definitions
+    assert {*b.triggers[0].hists} == {each.soft_enable for each in a.triggers}
+    with pytest.raises(DefinitionError, match="such a trigger already"):
+        owner.trigger("disable_hist:kprobes:a")
+    table.end()
+    with pytest.raises(RefusedError, match="Device or resource busy"):
+        target.delete()
+    assert owner.triggers == ("enable_hist:kprobes:a:count=3",)
+
+
+def test_what_hist_triggers_have_counted_is_shown_by_trigger(
+    armer: Armer, table: EventTable
+) -> None:
+    probe = define(table, "p:a f", "hist:keys=count", "hist:keys=count:pause if got > 1")
+    assert probe.histograms == ()
+    table.begin()
+    tables = [number for _, number in hists(table)]
+    armer.histograms = {number: counted("keys=count") for number in tables}
+
+    shown = [str(each).splitlines()[2] for each in probe.histograms]
+
+    assert shown == [f"# trigger info: {each}" for each in probe.triggers]
+    assert "if got > 1 [paused]" in shown[1]
+
+
+def test_fields_are_looked_up_beside_what_goes_and_nothing_is_kept_of_what_is_wrong(
+    armer: Armer, table: EventTable
+) -> None:
+    define(table, "p:a f")
+
+    with pytest.raises(DefinitionError, match="Couldn't find field"):
+        define(table, "-:a\np:a g", "hist:keys=nothing")
+
+    assert armer.looked_up == [("p:a g", ["p:a f"])]
+    assert armer.new == ["p:a g"]
+    assert [each.command for each in table.definitions] == ["p:a f"]
+
+
+def test_records_have_what_hist_triggers_count_by() -> None:
+    def fields(text: str, *triggers: str) -> SyntheticFields:
+        parsed = parse_statements(text, registers=REGISTERS)
+        (found,) = with_synthetic_fields(parsed, SyntheticFields(), triggers)
+        assert isinstance(found, Definition)
+        return found.synthetic_fields
+
+    timed = fields("r:a f", "hist:keys=comm:vals=duration.p99")
+    assert (timed.duration, timed.stacktrace) == (True, False)
+    for key in ("common_stacktrace", "comm,stack"):
+        found = fields("p:a f", f"hist:keys={key}")
+        assert (found.duration, found.stacktrace, found.is_stack_triggered) == (False, True, True)
+    # What the definition has itself is meant.
+    own = fields("r:a f duration=%di stack=%di", "hist:keys=duration,stack")
+    assert (own.duration, own.stacktrace) == (False, False)

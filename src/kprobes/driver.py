@@ -12,11 +12,24 @@ from kprobes.model.events import Counts, Events, Hits, Loads
 from kprobes.model.kernel import Kernel
 from kprobes.model.options import Options, Wanted
 from kprobes.model.resolved import RecordLayout
+from kprobes.model.trigger import Trigger
 from kprobes.recording_writer import RecordingWriter
 from kprobes.sinks.names import TraceSource
 
 
-class EventDriver(Protocol):
+class HistDriver(Protocol):
+    """What counts hits by hist triggers."""
+
+    def histogram(self, number: int = 0) -> Histogram | None:
+        """Return what a hist trigger has counted in the kernel so far; None where there is none.
+
+        Args:
+            number: of its table; 0 of that which hits are counted in instead of being recorded.
+        """
+        ...
+
+
+class EventDriver(HistDriver, Protocol):
     """What an event table needs of a driver."""
 
     def first_kernel_error(self, error: DefinitionError) -> DefinitionError:
@@ -43,8 +56,20 @@ class EventDriver(Protocol):
         """Take a definition for one with another filter, or triggers; it goes on counting."""
         ...
 
-    def left(self, triggers: Iterable[int]) -> Mapping[int, int]:
-        """Return how often triggers that have a count may still do something, by their numbers."""
+    def left(self, triggers: Iterable[Trigger]) -> Mapping[int, int]:
+        """Return how often triggers that have a count may still do something, by their numbers.
+
+        Of a hist trigger, whether it counts.
+        """
+        ...
+
+    def layout_of(self, definition: Definition, deleted: Sequence[Definition]) -> RecordLayout:
+        """Return the layout of a definition's records, of its first place.
+
+        Args:
+            definition: whose.
+            deleted: definitions that it need not be like, as they are deleted with the same change.
+        """
         ...
 
     def event_ids(self, definition: Definition) -> Collection[int]:
@@ -64,7 +89,7 @@ class EventDriver(Protocol):
         ...
 
 
-class CountingDriver(Protocol):
+class CountingDriver(HistDriver, Protocol):
     """What counting hits by a hist trigger needs of a driver."""
 
     @property
@@ -75,10 +100,6 @@ class CountingDriver(Protocol):
     @property
     def source(self) -> TraceSource:
         """What sinks need to know of it."""
-        ...
-
-    def histogram(self) -> Histogram | None:
-        """Return what the recording's hist trigger has counted in the kernel so far, or None."""
         ...
 
 

@@ -4,7 +4,6 @@ An event is defined, enabled or not, and has a filter and triggers. Events may b
 others, or they themselves, are recorded: the driver arms and disarms the difference.
 """
 
-import gc
 import threading
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,21 +12,22 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from kprobes.collector import without_collector
 from kprobes.driver import EventDriver
 from kprobes.errors import DefinitionError, RefusedError, UsageError
-from kprobes.event_triggers import EventTriggers
+from kprobes.event_triggers import EventTriggers, check_triggers
+from kprobes.histogram import Histogram
 from kprobes.lang.append import Definitions, Name
 from kprobes.lang.filter import normal
 from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import Loads
+from kprobes.model.hist import KnownFields
 from kprobes.model.options import Limits, Options, Wanted
-from kprobes.model.trigger import Command
+from kprobes.model.trigger import Trigger
+from kprobes.resolve.hist import known_fields
 
 _BUSY = "Device or resource busy"
 """strerror(EBUSY): what the kernel answers to the deletion of an event that is enabled."""
-
-
-_NO_END = "a trigger snapshot is for `kprobe record --snapshot SIZE`, which keeps what it writes"
 
 
 class EventTable:
@@ -86,10 +86,11 @@ class EventTable:
         with self._changing():
             added, deleted = self._changed(statements, filter)
             before, events = dict[int, Definition](), self._events(added)
+            known = partial(self._known, tuple(deleted.values()))
             try:
                 self._filter(added, filter)
                 for each in triggers:
-                    self._triggers.change(events, each, self._named)
+                    self._triggers.change(events, each, self._named, known)
                 before = self._trigger(added)
                 if is_enabled:
                     self._set_enabled(events, is_enabled=True)
@@ -155,7 +156,8 @@ class EventTable:
             DefinitionError: it is wrong; then all stays.
         """
         with self._changing():
-            self._triggers.change(self._events(self._present(numbers)), text, self._named)
+            events = self._events(self._present(numbers))
+            self._triggers.change(events, text, self._named, partial(self._known, ()))
             before: dict[int, Definition] = {}
             try:
                 before = self._trigger(())
@@ -167,9 +169,14 @@ class EventTable:
     def triggers(self, numbers: Collection[int]) -> list[str]:
         """Return the triggers of events, as the kernel lists them: what is left of their counts."""
         with self._lock:
-            found = [each for event in self._events(numbers) for each in self._triggers.of(event)]
-            left = self._driver.left([each.number for each in found])
-        return [each.listed(left.get(each.number)) for each in found]
+            return [each.listed(left) for each, left in self._triggers_of(numbers)]
+
+    def histograms(self, numbers: Collection[int]) -> list[Histogram]:
+        """Return what events' hist triggers have counted since the recording began: copies."""
+        with self._lock:
+            found = self._triggers_of(numbers)
+            hists = [(e.shown(n), self._driver.histogram(e.table)) for e, n in found if e.hist]
+        return [replace(each, trigger=h) for h, each in hists if h and each is not None]
 
     def select(self, pattern: str) -> "TraceProbe":
         """Return the events that a pattern names.
@@ -218,7 +225,7 @@ class EventTable:
 
     def end(self) -> None:
         """Have nothing recorded any more; called again, what was not drained until then goes."""
-        with self._lock, _without_collector():
+        with self._lock, without_collector():
             self._is_recording, self._chosen = False, None
             self._driver.end()
 
@@ -281,7 +288,7 @@ class EventTable:
 
     @contextmanager
     def _changing(self) -> Generator[None]:
-        with self._lock, _without_collector():
+        with self._lock, without_collector():
             chosen = self._chosen and set(self._chosen)
             before = set(self._enabled), chosen, self._is_recording, self._over_limit
             triggers, self._triggers = self._triggers, self._triggers.copy()
@@ -398,14 +405,20 @@ class EventTable:
             n: self._triggers.given(each, _event_of(n, each)) for n, each in numbered.items()
         }
         before = {n: each for n, each in numbered.items() if changed[n] is not each}
-        is_asked = any(e.command is Command.SNAPSHOT for n in before for e in changed[n].triggers)
-        if is_asked and not self.options.keeps_end:
-            raise UsageError(_NO_END)
-        for number in before.keys() & set(added):
-            self._definitions.replace(number, changed[number])
-            del before[number]
+        for number in before:
+            check_triggers(changed[number].triggers, self.options)
         self._replace(before, {number: changed[number] for number in before})
-        return before
+        return {number: each for number, each in before.items() if number not in added}
+
+    def _triggers_of(self, numbers: Collection[int]) -> list[tuple[Trigger, int | None]]:
+        found = [each for event in self._events(numbers) for each in self._triggers.of(event)]
+        left = self._triggers.left(self._driver.left(found), is_recording=self._is_recording)
+        return [(each, left.get(each.number)) for each in found]
+
+    def _known(self, deleted: Sequence[Definition], event: "_Event") -> KnownFields:
+        # Those of one event are alike; a pattern's are compared where they count.
+        (first, *_) = self._numbered(self._numbers(event)).values()
+        return known_fields(self._driver.layout_of(first, deleted), of_guest=True)
 
     def _is_hard_enabled(self, event: "_Event") -> bool:
         return event in self._enabled and (self._chosen is None or event in self._chosen)
@@ -493,26 +506,6 @@ def _noted(statements: Iterable[Statement], made: list[Statement]) -> Iterator[S
         made.append(statement)
 
 
-_MANY_OBJECTS = 100_000
-
-
-@contextmanager
-def _without_collector() -> Generator[None]:
-    # A pattern makes a million objects, none of them garbage: looking for some takes a sixth of it.
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if gc.get_count()[0] > _MANY_OBJECTS and not gc.get_freeze_count():
-            # They are old at once, and not looked at when the next object is made. Not after small
-            # changes: counting begins anew, so that after many of them none would be looked at.
-            gc.freeze()
-            gc.unfreeze()
-        if was_enabled:
-            gc.enable()
-
-
 class TraceProbe:
     """Some events of a session, as ``Session.probe`` has defined or ``Session.select`` found them.
 
@@ -580,6 +573,14 @@ class TraceProbe:
     def triggers(self) -> tuple[str, ...]:
         """Their triggers, as the kernel's ``trigger`` files list them."""
         return tuple(self._table.triggers(self.numbers))
+
+    @property
+    def histograms(self) -> tuple[Histogram, ...]:
+        """What their hist triggers have counted, of this recording or the last one: copies.
+
+        In the order of ``triggers``; none before a recording has begun.
+        """
+        return tuple(self._table.histograms(self.numbers))
 
     def trigger(self, text: str) -> None:
         """Have hits do something, ``traceoff:1 if count > 4096``: howto/triggers.md.

@@ -177,11 +177,8 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
 
     def text(self) -> bytes:
         """Return what the kernel's ``hist`` file has of one trigger."""
-        trigger = self.trigger
-        state = "paused" if trigger.is_paused else "active"
         lines = [
-            b"# event histogram\n#\n# trigger info: %b [%b]\n#\n\n"
-            % (_bytes(trigger.text), _bytes(state)),
+            b"# event histogram\n#\n# trigger info: %b\n#\n\n" % _bytes(self.trigger.listed),
             *_entries(self, Names(self.source)),
             b"\nTotals:\n    Hits: %d\n    Entries: %d\n    Dropped: %d\n"
             % (self.hits, len(self), self.dropped),

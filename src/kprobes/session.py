@@ -16,7 +16,7 @@ from kprobes.drain import ROOM, Drain, batches_of, finish, timer
 from kprobes.driver import Driver, until_stopped
 from kprobes.errors import NotSupportedError, UsageError
 from kprobes.event_table import EventTable, TraceProbe
-from kprobes.event_triggers import with_stack
+from kprobes.event_triggers import with_synthetic_fields
 from kprobes.guest.override import ActiveOverride
 from kprobes.handlers import signature
 from kprobes.handlers.live import LiveKernel
@@ -25,7 +25,7 @@ from kprobes.handlers.probe import Probe
 from kprobes.handlers.registry import Registry
 from kprobes.image.log import LogRecord
 from kprobes.limits import LimitThread, LoadWindow
-from kprobes.model.definition import Definition, SyntheticFields, with_synthetic_fields
+from kprobes.model.definition import Definition, SyntheticFields
 from kprobes.model.events import Counts, Event, Hits, each_event
 from kprobes.model.kernel import Kernel
 from kprobes.model.options import MAX_PAUSE_S, Limits, Options, Tasks
@@ -165,7 +165,7 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """
         self._check_open()
         wanted = SyntheticFields(duration=duration, exit=exits, tgid=tgid, stacktrace=stacktrace)
-        statements = with_synthetic_fields(self.driver.parse(text), with_stack(wanted, triggers))
+        statements = with_synthetic_fields(self.driver.parse(text), wanted, triggers)
         return self._events.define(statements, is_enabled=enabled, filter=filter, triggers=triggers)
 
     def select(self, pattern: str = "*") -> TraceProbe:

@@ -30,6 +30,8 @@ _SPACING = 0x100
 _TABLES = 0x1_0000
 """Of the data: between the counters of events that no test has."""
 _TABLES_SIZE = 0x7_0000
+_NEXT_TABLE = 0x1_0000
+"""From one table to that with the next number, where there are several."""
 _HEADER, _WORD = 64, 8
 _SCRIPT = machine.KERNEL + 0x1000
 _RDTSC = bytes.fromhex("0f31")
@@ -72,9 +74,12 @@ def site_of(isa: Isa, number: int) -> int:
 
 
 def _symbols(probes: Sequence[Resolved], tables: int) -> dict[str, int]:
-    counting = [n for n, probe in enumerate(probes) if probe.hist is not None]
-    places = {f"table{n}": tables for n in counting}
-    return places | {f"ip{n}": int(probes[n].layout.ip) for n in counting}
+    numbers: dict[str, int] = {}
+    for n, probe in enumerate(probes):
+        for table in probe.tables:
+            numbers[f"table{n}_{table.number}"] = tables + _NEXT_TABLE * table.number
+            numbers[f"ip{n}"] = int(probe.layout.ip)
+    return numbers
 
 
 # What links code asks the machine for all numbers, wherever it is put.
@@ -206,13 +211,15 @@ def _words(data: bytes) -> tuple[int, ...]:
 class Tables:
     """The tables of both CPUs, in the memory of a machine."""
 
-    def __init__(self, isa: Isa, guest: _Amd64 | _Arm64, trigger: HistTrigger) -> None:
+    def __init__(self, isa: Isa, guest: _Amd64 | _Arm64, table: HistTable) -> None:
         """Have empty ones."""
-        self._guest, self._trigger = guest, trigger
-        self._place = (arm64.DATA if isa is ARM64 else machine.DATA) + _TABLES
-        self._entries = _HEADER + 2 * trigger.room * entry_size(trigger)
-        self._size = HistTable(trigger=trigger, number=0).size
-        assert self._size * CPUS <= _TABLES_SIZE
+        self._guest, self._trigger = guest, table.trigger
+        first = (arm64.DATA if isa is ARM64 else machine.DATA) + _TABLES
+        self._place = first + _NEXT_TABLE * table.number
+        self._room = _TABLES_SIZE - _NEXT_TABLE * table.number
+        self._entries = _HEADER + 2 * self._trigger.room * entry_size(self._trigger)
+        self._size = table.size
+        assert self._size * CPUS <= (_NEXT_TABLE if table.number else self._room)
         self.clear()
 
     def read(self, cpu: int = 0) -> Table:
@@ -228,8 +235,8 @@ class Tables:
         return self._guest.cpu.read(area + place + 2 * _WORD, size)
 
     def clear(self) -> None:
-        """Make both empty, with nothing but zeros in all of the memory."""
-        self._guest.cpu.write(self._place, bytes(_TABLES_SIZE))
+        """Make both empty, with nothing but zeros in all of the memory after them."""
+        self._guest.cpu.write(self._place, bytes(self._room))
 
     def copy(self) -> bytes:
         """Return the bytes of both."""
@@ -247,6 +254,7 @@ class Counted:
         machine: that runs them.
         trigger: of the table.
         tables: what they count in.
+        others: of triggers with greater numbers, where there are some.
         task: where the running task's facts are.
     """
 
@@ -268,9 +276,10 @@ class Counted:
             self.task = machine.TASK
             self.machine = guest = _Amd64(abi or machine.ABI, is_watched=is_watched)
             self._hits = [partial(guest.hit, guest.load(probes)) for probes in sites]
-        trigger = next(each.hist.trigger for probes in sites for each in probes if each.hist)
-        self.trigger = trigger
-        self.tables = Tables(isa, guest, trigger)
+        tables = {t.number: t for probes in sites for each in probes for t in each.tables}
+        all_tables = [Tables(isa, guest, tables[number]) for number in sorted(tables)]
+        self.tables, *self.others = all_tables
+        self.trigger = tables[min(tables)].trigger
 
     def set_task(self, comm: bytes = b"", pid: int = 0, tgid: int = 0) -> None:
         """Give the running task a name and numbers."""
@@ -464,7 +473,7 @@ class CountedReturns:
         else:
             self._guest = guest = _Amd64(abi or machine.ABI, is_watched=True)
             self._call = _amd64_caller(guest, returns)
-        self.tables = Tables(isa, guest, probe.hist.trigger)
+        self.tables = Tables(isa, guest, probe.hist)
         self._asked = self._times_asked() if returns.is_timed else []
         self.tables.clear()
 

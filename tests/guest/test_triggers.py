@@ -78,13 +78,29 @@ def test_counts_are_whole_once(memory: GuestMemory, words: TriggerWords) -> None
     words.add(wanted(first, trigger("stop", 2)))
     memory.write(DATA + _LEFT + 8, bytes([3]))
 
-    words.add(wanted(first, trigger("stop", 2), trigger("traceon:7", 4)))
+    second, fourth, ninth = trigger("stop", 2), trigger("traceon:7", 4), trigger("stop", 9)
+    words.add(wanted(first, second, fourth))
 
-    assert words.left([1, 2, 4, 9]) == {1: 3, 2: 0, 4: 7}
+    assert words.left([first, second, fourth, ninth]) == {1: 3, 2: 0, 4: 7}
     # What was taken away and comes again begins anew.
     words.add(wanted())
     words.add(wanted(first))
-    assert words.left([1, 4]) == {1: 5}
+    assert words.left([first, fourth]) == {1: 5}
+
+
+def test_a_hist_trigger_counts_or_not_as_its_word_says(
+    memory: GuestMemory, words: TriggerWords
+) -> None:
+    counting, paused = (
+        replace(trigger("hist:keys=comm", number), soft_enable=number + 1) for number in (1, 2)
+    )
+    words.add(wanted(counting, paused, s2=True, s3=False))
+    assert words.left([counting, paused]) == {1: 1, 2: 0}
+
+    # As another trigger does.
+    memory.write(DATA + _SOFT_ENABLES + 8 * 3, bytes([1]))
+
+    assert words.left([paused]) == {2: 1}
 
 
 def test_a_switch_is_set_where_the_event_has_changed(

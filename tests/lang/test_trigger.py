@@ -26,6 +26,12 @@ from kprobes.model.trigger import Command, Trigger
             "disable_event:g:e:7 if a",
             Trigger(command=Command.DISABLE_EVENT, target="g:e", count=7, filter="a"),
         ),
+        ("enable_hist:g:e:2", Trigger(command=Command.ENABLE_HIST, target="g:e", count=2)),
+        (
+            "hist:keys=a.log2:vals=b if c > 1",
+            Trigger(command=Command.HIST, text="keys=a.log2:vals=b if c > 1"),
+        ),
+        ("hist", Trigger(command=Command.HIST)),
     ],
 )
 def test_a_trigger_is_read_as_the_kernel_reads_it(text: str, trigger: Trigger) -> None:
@@ -39,7 +45,7 @@ def test_what_goes_is_named_by_its_kind_alone(text: str) -> None:
     found = parse_trigger(text)
 
     assert found.is_removal
-    assert (found.trigger.kind, found.trigger.count) == (("tracing", ""), None)
+    assert (found.trigger.kind, found.trigger.count) == (("tracing",), None)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,6 @@ def test_what_goes_is_named_by_its_kind_alone(text: str) -> None:
         ("^", TriggerCode.UNKNOWN_COMMAND),
         ("^tracoff", TriggerCode.UNKNOWN_COMMAND),
         ("!^tracoff", TriggerCode.UNKNOWN_COMMAND),
-        ("^hist:keys=comm", TriggerCode.NO_HIST),
         ("traceoff:^x", TriggerCode.BAD_IF),
         ("traceoff ^when a > 1", TriggerCode.BAD_IF),
         ("traceoff ^if", TriggerCode.BAD_IF),
@@ -70,6 +75,12 @@ def test_the_caret_marks_what_is_wrong(marked: str, code: TriggerCode) -> None:
 
     assert (caught.value.code, caught.value.column) == (code.name, marked.index("^"))
     assert caught.value.hint
+
+
+def test_of_a_hist_trigger_that_goes_the_text_says_which() -> None:
+    trigger = Trigger(command=Command.HIST, text="keys=a")
+
+    assert parse_trigger("!hist:keys=a") == TriggerChange(trigger=trigger, is_removal=True)
 
 
 def test_what_names_another_event_is_told() -> None:

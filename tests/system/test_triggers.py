@@ -86,6 +86,55 @@ _CASES = {
         triggers={"a": ["enable_event:GROUP:b:2"], "b": ["disable_event:GROUP:a:1"]}, disabled="b"
     ),
     "stacks": Case(triggers={"a": ["stacktrace:3 if count > 100"], "b": ["stacktrace:1"]}),
+    "hists": Case(
+        triggers={
+            "a": [
+                "hist:keys=count:sort=count",
+                "hist:keys=common_pid,common_cpu:vals=count:sort=common_pid",
+                "hist:keys=count:vals=count:sort=count.descending:size=128 if count > 300",
+            ]
+        },
+        filters={"a": "count < 100"},
+    ),
+    "hists-while-off": Case(
+        triggers={
+            "a": ["hist:keys=count:sort=count", "traceoff"],
+            "b": ["hist:keys=count.log2:sort=count"],
+        },
+        disabled="b",
+    ),
+    "hists-paused": Case(
+        triggers={
+            "a": [
+                "hist:keys=count:sort=count",
+                "hist:keys=count:sort=count:pause",
+                "hist:keys=count.log2:sort=count:pause",
+                "hist:key=count.log2:sort=count:cont",
+                "hist:keys=count.hex:sort=count:pause",
+            ]
+        },
+        disabled="b",
+    ),
+    "hists-of-others": Case(
+        triggers={
+            "a": [
+                "enable_hist:GROUP:b if count == 200",
+                "disable_event:GROUP:b",
+            ],
+            "b": [
+                "hist:keys=count:sort=count:pause",
+                "disable_hist:GROUP:b:30 if count > 350",
+                "hist:keys=common_cpu:vals=count:pause",
+            ],
+        },
+    ),
+    "hists-shared": Case(
+        triggers={
+            "a": ["hist:name=shared:keys=count:sort=count if count > 100"],
+            "b": ["hist:keys=count:name=shared:sort=count if count < 400", "hist:keys=common_cpu"],
+        },
+        disabled="a",
+    ),
     "many": Case(
         triggers={
             "a": [
@@ -140,8 +189,8 @@ def ours(session: GuestSession, case: Case) -> Generator[dict[str, TraceProbe]]:
         yield probes
     finally:
         session.options = before
-        for probe in probes.values():
-            for each in probe.triggers:
+        for name, probe in probes.items():
+            for each in in_group(case.triggers.get(name, ()), "ours"):
                 probe.trigger(f"!{each}")
         for probe in probes.values():
             probe.delete()
@@ -160,8 +209,9 @@ def theirs(session: GuestSession, case: Case) -> Generator[str]:
             lines.append(f"echo '{case.filters[name]}' > events/{group}/{name}/filter")
     for name, texts in case.triggers.items():
         for text in in_group(texts, group):
-            lines.append(f"echo '{text}' > events/{group}/{name}/trigger")
-            undo.append(f"echo '!{text}' > events/{group}/{name}/trigger")
+            # Without O_TRUNC, which takes the hist triggers away.
+            lines.append(f"echo '{text}' >> events/{group}/{name}/trigger")
+            undo.append(f"echo '!{text}' >> events/{group}/{name}/trigger")
     on = (name for name in _FUNCTIONS if name not in case.disabled)
     lines += [f"echo 1 > events/{group}/{name}/enable" for name in on]
     tracefs = Tracefs(session)
@@ -170,6 +220,12 @@ def theirs(session: GuestSession, case: Case) -> Generator[str]:
         yield group
     finally:
         tracefs.run("\n".join([*undo, f"echo 0 > events/{group}/enable; echo 1 > tracing_on"]))
+
+
+def natively(tracefs: Tracefs, file: str) -> str:
+    """Return what a file of the kernel's has."""
+    # Some print it twice: hist_field_print() of 7.2.
+    return tracefs.run(f"cat {file}").replace("common_cpu" * 2, "common_cpu")
 
 
 @pytest.mark.parametrize("name", _CASES)
@@ -185,18 +241,20 @@ def test_what_is_recorded_is_what_the_kernel_records(
         assert guest.run(_WORKLOAD).status == 0
         tracefs = Tracefs(guest)
         listed = {each: [*probes[each].triggers] for each in case.triggers}
-        files = {
-            each: tracefs.run(f"cat events/{group}/{each}/trigger").splitlines() for each in listed
-        }
+        files = {each: natively(tracefs, f"events/{group}/{each}/trigger") for each in listed}
         text = tracefs.run("cat trace")
+        hists = {each: "\n\n".join(map(str, probes[each].histograms)) for each in listed}
+        counted = {each: natively(tracefs, f"events/{group}/{each}/hist") for each in listed}
 
     found = hits_of(trace.to_text())
     assert found == hits_of(text)
     assert found
     # Of each case something is not recorded, or has a stack.
     assert len(found) < _HITS or any(has_stack for _, _, has_stack in found)
-    for each, lines in files.items():
-        assert listed[each] == [line.replace(f":{group}:", ":ours:") for line in lines]
+    for each, text in files.items():
+        assert listed[each] == text.replace(f":{group}:", ":ours:").splitlines()
+    assert hists == counted
+    assert [*hists.values()] != [""] or "hist" not in name
 
 
 def test_some_of_it_was_recorded(guest: GuestSession) -> None:
@@ -226,6 +284,19 @@ _LINES = [
     "traceoff if (",
     "traceoff:5:6", "!traceoff", "traceoff:-1", "traceoff:99999999999999999999",
     "traceoff:18446744073709551615", "!traceoff", "TRACEOFF", "trace off",
+    "hist", "hist:", "!hist", "hist:keys=count", "hist:keys=count", "hist:keys=count:pause",
+    "hist:keys=count:cont", "hist:keys=count:clear", "hist:keys=count:vals=count",
+    "hist:keys=count if count > 3", "hist:keys=count if count > 3", "hist:keys=count if count > 4",
+    "!hist:keys=count", "!hist:keys=count", "hist:keys=count:clear", "hist:keys=count:continue",
+    "hist:keys=count:cont if count > 3", "hist:keys=count:clear if count > 5",
+    "hist:keys=nothing", "!hist:keys=nothing", "hist:keys=count if nothing > 1",
+    "hist:keys=count:5", "hist:name=x:keys=count", "hist:name=x:keys=count",
+    "hist:name=x:keys=count if count > 3", "hist:name=x:keys=count:vals=count",
+    "hist:name=y:keys=count", "hist:name=x:keys=count:clear", "!hist:name=x:keys=count",
+    "!hist:name=x:keys=count if count > 3", "!hist:name=y:keys=count", "hist:keys=count.log2",
+    "!hist:keys=count.hex", "!hist:keys=count.log2", "enable_hist:GROUP:b", "enable_hist:GROUP:b",
+    "disable_hist:GROUP:b", "!disable_hist:GROUP:b:7", "disable_hist:GROUP:a:3 if count > 1",
+    "enable_hist:GROUP:nothing", "enable_hist:GROUP", "!disable_hist:GROUP:a",
 ]  # fmt: skip
 """Written to one event's file, one after the other."""
 
@@ -236,7 +307,7 @@ def test_the_kernel_takes_what_we_take(guest: GuestSession) -> None:
         probe, file, tracefs = probes["a"], f"events/{group}/a/trigger", Tracefs(guest)
         probe.trigger("!stacktrace")
         lines = in_group(_LINES, group)
-        script = (f"echo '{each}' > {file} 2>/dev/null && echo yes || echo no" for each in lines)
+        script = (f"echo '{each}' >> {file} 2>/dev/null && echo yes || echo no" for each in lines)
         verdicts = tracefs.run("\n".join(script)).split()
         told = [_verdict(probe, each) for each in in_group(_LINES, "ours")]
         left = tracefs.run(f"cat {file}")

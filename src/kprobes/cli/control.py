@@ -8,6 +8,7 @@ One operation per line, as perf record(1) has them, and each is answered by a li
     filter EVENT [EXPRESSION]                           without one the filter goes
     trigger EVENT [!]TRIGGER                            with ! it goes
     evlist                                              a line for each event before the ack
+    hist [EVENT]                                        what hist triggers have counted, likewise
     ping                      stop                      stop ends the trace
 """
 
@@ -19,6 +20,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from kprobes.errors import KprobesError, UsageError
+from kprobes.model.visible import visible
 
 if TYPE_CHECKING:
     from kprobes.open import AnySession
@@ -61,6 +63,7 @@ class Control:
             "filter": self._filter,
             "trigger": self._trigger,
             "evlist": self._list,
+            "hist": self._hist,
             "ping": lambda _: iter(()),
             "stop": self._stop,
         }
@@ -143,6 +146,10 @@ class Control:
             return
         for number in self._session.select(pattern or "*").numbers:
             yield self._session.describe(number)
+
+    def _hist(self, pattern: str) -> Iterator[str]:
+        for each in self._session.select(pattern or "*").histograms:
+            yield from visible(each.text().decode(errors="surrogateescape"), keep="\n").splitlines()
 
     def _stop(self, _: str) -> Iterator[str]:
         self.is_stopped = True

@@ -133,7 +133,7 @@ def shown_text(histogram: Histogram, shown: Shown, *, seconds: float | None = No
             return histogram.text()
         case "json":
             took = {} if seconds is None else {"seconds": round(seconds, 6)}
-            return json_lines([_object(histogram, shown.top) | took]).encode()
+            return json_lines([as_object(histogram, shown.top) | took]).encode()
         case "csv":
             return _csv(histogram.take(slice(0, shown.top)))
         case form if form in FLAMES:
@@ -339,7 +339,8 @@ def _value_texts(histogram: Histogram, at: int) -> list[str]:
     return [number_text(n, is_duration=_is_in_ns(field), is_hex=is_hex) for n in numbers]
 
 
-def _object(histogram: Histogram, top: int | None) -> dict[str, Any]:
+def as_object(histogram: Histogram, top: int | None = None) -> dict[str, Any]:
+    """Return a histogram for JSON, its first entries or all."""
     trigger, rows = histogram.trigger, _rows(histogram.take(slice(0, top)))
     return {
         "trigger": trigger.text,

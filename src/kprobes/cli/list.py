@@ -1,7 +1,6 @@
 """``kprobe list``: the functions that can be probed, with their typed arguments."""
 
 import argparse
-import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
 from kprobes.cli.terminal import write_text
+from kprobes.collector import without_collector
 from kprobes.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,12 +67,8 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 def _write_functions(args: argparse.Namespace, out: BinaryIO) -> None:
     from kprobes.cli.words import functions_as_json, functions_as_names, functions_as_prototypes
 
-    # A hundred thousand symbols would be looked through for garbage, and there is none.
-    gc.disable()
-    try:
+    with without_collector():
         found = _probeable(args)
-    finally:
-        gc.enable()
     show = functions_as_prototypes if args.verbose else functions_as_names
     write_text(out, (functions_as_json if args.format == "json" else show)(found))
 

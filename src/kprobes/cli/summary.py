@@ -6,7 +6,9 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from kprobes.cli.histograms import as_object
 from kprobes.cli.terminal import aligned, counted, json_lines
+from kprobes.histogram import Histogram
 from kprobes.model.events import Hits
 
 _MAX_PROBES = 20
@@ -37,8 +39,9 @@ class Summary(Struct, frozen=True, kw_only=True):
         status: what that ended with by itself.
         handlers: what Python did.
         unwritten: events that were to be written and were not, because nobody read in time.
-        counted: hits that are in a hist trigger's table.
-        dropped: hits that it had no room for.
+        counted: hits that are in the table of ``kprobe count`` or another one that counts.
+        dropped: hits that a table had no room for.
+        histograms: what hist triggers of events have counted.
     """
 
     written: int
@@ -53,6 +56,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     unwritten: int = 0
     counted: int = 0
     dropped: int = 0
+    histograms: Sequence[Histogram] = ()
 
     @property
     def recorded(self) -> int:
@@ -104,7 +108,8 @@ class Summary(Struct, frozen=True, kw_only=True):
             case "kprobe_profile":
                 return self.kprobe_profile()
             case _:
-                return self.losses() if is_short else self.text(is_counting=is_counting)
+                text = self.losses() if is_short else self.text(is_counting=is_counting)
+                return text + self._tables()
 
     def kprobe_profile(self) -> str:
         """Return the kernel's ``kprobe_profile`` file: event, hits and misses of each probe.
@@ -133,7 +138,12 @@ class Summary(Struct, frozen=True, kw_only=True):
         figures = ("recorded", "missed", "nmissed", "unserved", "over_limit", "is_complete")
         shown = {name: getattr(self, name) for name in figures}
         probes, handlers = (list(map(asdict, each)) for each in (self.probes, self.handlers))
-        parts = {"probes": list(map(_json, probes)), "handlers": handlers, "pauses": pauses}
+        parts = {
+            "probes": list(map(_json, probes)),
+            "handlers": handlers,
+            "pauses": pauses,
+            "histograms": list(map(as_object, self.histograms)),
+        }
         return json_lines([_json(asdict(self) | parts | shown)])
 
     def losses(self) -> str:
@@ -152,6 +162,10 @@ class Summary(Struct, frozen=True, kw_only=True):
             self.faulted and f"{counted(self.faulted, 'value')} could not be read (fault)",
         ]
         return "".join(f"  {part}\n" for part in parts if part)
+
+    def _tables(self) -> str:
+        # As the events' hist files, which nobody may keep quiet about: they were asked for.
+        return "".join(f"\n{each}" for each in self.histograms)
 
     def _paused(self) -> str:
         if self.pauses is None:

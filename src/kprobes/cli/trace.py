@@ -69,7 +69,8 @@ A file for --python has handlers such as
   def opened(dfd, filename, how): print(filename.string(), hex(how.flags))
 which docs/howto/handlers.md describes.
 A filter is what the kernel's filter files take: FIELD OPERATOR VALUE, joined by && || ! and ().
-A trigger is what its trigger files take: COMMAND[:COUNT] [if FILTER], docs/howto/triggers.md.
+A trigger is what its trigger files take: COMMAND[:COUNT] [if FILTER], or hist:keys=..., whose
+tables are shown at the end: docs/howto/triggers.md.
 
 Ctrl-C finishes cleanly, a second one ends at once. Exit status: COMMAND's own (--exit-status), else
 0 done, 1 error, 2 usage, 3 target unreachable, 4 definition rejected, 6 events not written, or lost
@@ -176,8 +177,8 @@ def add_triggers(parser: argparse.ArgumentParser) -> None:
         action=TriggerAction,
         metavar="TEXT",
         help="do something at hits of the definition before it, COMMAND[:COUNT] [if FILTER]: "
-        "traceon, traceoff, stop, stacktrace, snapshot, enable_event:GROUP:EVENT, disable_event; "
-        "can be given again",
+        "traceon, traceoff, stop, stacktrace, snapshot, enable_event:GROUP:EVENT, disable_event, "
+        "enable_hist, disable_hist; or hist:keys=...; can be given again",
     )
     parser.add_argument(
         "--disabled",
@@ -230,7 +231,8 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         "--control",
         metavar="fifo:CTL[,ACK]",
         help="take operations from this named pipe, a line each, and answer them in ACK: enable, "
-        "disable, delete EVENT; define DEFINITION; filter EVENT EXPRESSION; evlist, ping, stop",
+        "disable, delete EVENT; define DEFINITION; filter EVENT EXPRESSION; evlist, hist, ping, "
+        "stop",
     )
     options.add_exit_status(parser)
 

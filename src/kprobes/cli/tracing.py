@@ -424,6 +424,7 @@ class _Run:
         self._log: EndOfLog | None = None
         self._counts: Counts | None = None
         self._histogram: Histogram | None = None
+        self._histograms: Sequence[Histogram] = ()
         self._hits: Sequence[Hits] = ()
         self._ending = ""
         self._calls: Sequence[Calls] = ()
@@ -492,6 +493,8 @@ class _Run:
         self._hits, self._calls = self._session.hits(), _calls(self._session)
         self._counts = self._session.counts()
         self._histogram = self._session.driver.histogram()
+        if self._session.definitions:
+            self._histograms = self._session.select().histograms
 
     @property
     def status(self) -> int:
@@ -503,6 +506,7 @@ class _Run:
         counts, histogram = self._counts, self._histogram
         if counts is None:
             return None
+        tables = [*self._histograms, *([] if histogram is None else [histogram])]
         writer = self._tracer.writer
         written = self._limit_sink.events - self._output.unwritten
         return Summary(
@@ -517,7 +521,8 @@ class _Run:
             status=self.status if self._ending else None,
             handlers=self._calls,
             counted=0 if histogram is None else histogram.hits,
-            dropped=0 if histogram is None else histogram.dropped,
+            dropped=sum(each.dropped for each in tables),
+            histograms=self._histograms,
         )
 
     def _announce(self) -> None:
@@ -547,14 +552,8 @@ class _Run:
 
 def _calls(session: "AnySession") -> list[Calls]:
     return [
-        Calls(
-            name=probe.name,
-            place=probe.place,
-            calls=probe.hits,
-            missed=probe.nmissed,
-            errors=probe.errors,
-        )
-        for probe in session.probes
+        Calls(name=p.name, place=p.place, calls=p.hits, missed=p.nmissed, errors=p.errors)
+        for p in session.probes
     ]
 
 
@@ -573,7 +572,6 @@ def _await_cont(driver: "Driver", stop: Stop) -> None:
 def _print_waiting(driver: "Driver") -> None:
     for each in driver.waiting:
         print_message(f"{each.event} waits until module {each.place.module} is loaded\n")
-
     for reason, number in reasons(driver.left_out).items():
         print_message(f"{counted(number, 'function')} left out: {reason}\n")
 

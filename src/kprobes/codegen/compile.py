@@ -236,8 +236,8 @@ def _externals(form: Form) -> Iterator[str]:
     names = ("site", "trampoline", "instances", "missed_upcall", *words)
     ranges = {**dict.fromkeys(names, ""), "instance_count": ", !absolute_symbol !4"}
     ranges |= {f"event{n}": ", !absolute_symbol !3" for n, _ in enumerate(recorded)}
-    counting = [n for n, probe in enumerate(recorded) if probe.hist is not None]
-    ranges |= {f"{name}{n}": "" for n in counting for name in ("table", "ip")}
+    counting = [(n, table.number) for n, probe in enumerate(recorded) for table in probe.tables]
+    ranges |= {name: "" for n, table in counting for name in (f"ip{n}", f"table{n}_{table}")}
     for name, range_ in ranges.items():
         yield f"@{name} = external dso_local global i8{range_}"
 

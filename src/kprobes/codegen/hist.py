@@ -1,4 +1,4 @@
-"""Hist emitter: a hit adds to an entry of its CPU's table, where a record would be written.
+"""Hist emitter: a hit adds to an entry of its CPU's table.
 
 The table is drawn in ``model.hist``. Preemption is held: the task stays on its CPU, and nobody
 changes its table but this hit and interrupts on top of it, which end before it goes on. So an add
@@ -60,22 +60,23 @@ class _Hit(Struct, kw_only=True):
         return self.emitter.context
 
 
-def emit(emitter: Emitter, index: int) -> None:
+def emit(emitter: Emitter, index: int, table: HistTable) -> None:
     """Add the code that counts a hit of a probe with a hist trigger.
 
     Args:
-        emitter: of the probe's filter, which has let the hit pass.
-        index: tells its event id from its neighbours'.
+        emitter: of the trigger's filter, which has let the hit pass.
+        index: tells the probe's event id from its neighbours'.
+        table: that it is counted in.
     """
-    context, table = emitter.context, emitter.probe.hist
-    if table is None:
-        raise TypeError(f"{emitter.probe.layout.event} counts nothing")
+    context = emitter.context
     f, is_held = context.out, context.holds_preemption
     done = f.label("counted")
     if not is_held:
         per_cpu.add_preempt(context, 1)
     cpu = f.op("lshr", per_cpu.load(context, context.abi.percpu + PERCPU_WORD), CPU_SHIFT)
-    place = f.op("add", _address(context, f"table{index}"), f.op("mul", cpu, table.size))
+    place = f.op(
+        "add", _address(context, f"table{index}_{table.number}"), f.op("mul", cpu, table.size)
+    )
     _count(_Hit(emitter=emitter, index=index, table=table, place=place, leave=done))
     f.jump(done)
     f.place(done)

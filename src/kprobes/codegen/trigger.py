@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
+from kprobes.codegen import hist
 from kprobes.codegen.filters import Emitter
 from kprobes.codegen.ir import Value, const
 from kprobes.model.trigger import (
@@ -21,6 +22,8 @@ from kprobes.model.trigger import (
     soft_enable_offset,
 )
 
+_ON = frozenset({Command.TRACEON, Command.ENABLE_EVENT, Command.ENABLE_HIST})
+
 
 # As trace_trigger_soft_disabled() and trace_event_buffer_commit() in kernel/trace:
 #
@@ -29,11 +32,12 @@ from kprobes.model.trigger import (
 #
 # Where no trigger looks at the event the kernel runs them first, and ``traceon`` counts at once.
 @contextmanager
-def around(emitter: Emitter) -> Generator[str]:
+def around(emitter: Emitter, index: int) -> Generator[str]:
     """Add what triggers do before and after the event, whose code is added inside.
 
     Args:
         emitter: of the probe's filter.
+        index: tells the probe's event id from its neighbours'.
 
     Yields:
         The label where a hit goes that is not recorded.
@@ -42,7 +46,7 @@ def around(emitter: Emitter) -> Generator[str]:
     f, unrecorded = context.out, context.out.label("unrecorded")
     is_conditional = any(each.trigger.is_conditional for each in probe.triggers)
     tracing = _tracing(emitter) if is_conditional else None
-    _fire(emitter, [each for each in probe.triggers if not each.trigger.is_post])
+    _fire(emitter, [each for each in probe.triggers if not each.trigger.is_post], index)
     if probe.hist is None:
         tracing = tracing or _tracing(emitter)
         soft_enable = (
@@ -60,17 +64,23 @@ def around(emitter: Emitter) -> Generator[str]:
     context.early.clear()
     after = [each for each in probe.triggers if each.trigger.is_post]
     # But for those that have come with the record.
-    _fire(emitter, [each for each in after if each.trigger.command is not Command.STACKTRACE])
+    others = [each for each in after if each.trigger.command is not Command.STACKTRACE]
+    _fire(emitter, others, index)
 
 
-def ask_stack(emitter: Emitter) -> None:
-    """Add what decides whether an event has its stack, where that is for a trigger to say."""
+def ask_stack(emitter: Emitter, index: int) -> None:
+    """Add what decides whether an event has its stack, where that is for a trigger to say.
+
+    Args:
+        emitter: of the probe's filter.
+        index: tells the probe's event id from its neighbours'.
+    """
     context, probe = emitter.context, emitter.probe
     if context.asked_stack is None:
         return
     is_triggered = probe.definition.synthetic_fields.is_stack_triggered
     context.out.assign(context.asked_stack, const(int(not is_triggered)))
-    _fire(emitter, [e for e in probe.triggers if e.trigger.command is Command.STACKTRACE])
+    _fire(emitter, [e for e in probe.triggers if e.trigger.command is Command.STACKTRACE], index)
 
 
 def _tracing(emitter: Emitter) -> Value | None:
@@ -86,7 +96,7 @@ def _word(emitter: Emitter, offset: int) -> Value:
     return const(words + offset)
 
 
-def _fire(emitter: Emitter, triggers: Sequence[CompiledTrigger]) -> None:
+def _fire(emitter: Emitter, triggers: Sequence[CompiledTrigger], index: int) -> None:
     context, f = emitter.context, emitter.context.out
     for each in triggers:
         before, skip = dict(context.early), f.label("skip")
@@ -94,7 +104,13 @@ def _fire(emitter: Emitter, triggers: Sequence[CompiledTrigger]) -> None:
         own = replace(emitter, probe=probe)
         own.emit_quick(skip)
         own.emit_rest(skip)
-        _act(emitter, each, skip)
+        if each.hist is None:
+            _act(emitter, each, skip)
+        else:
+            counts, count = soft_enable_offset(each.trigger.soft_enable), f.label("count")
+            f.branch(f.compare("eq", f.load(_word(emitter, counts)), 0), skip, count)
+            f.place(count)
+            hist.emit(own, index, each.hist)
         f.jump(skip)
         f.place(skip)
         # What its filter has fetched is not there where that was not asked, or not so far.
@@ -103,25 +119,34 @@ def _fire(emitter: Emitter, triggers: Sequence[CompiledTrigger]) -> None:
 
 
 def _act(emitter: Emitter, each: CompiledTrigger, skip: str) -> None:
-    f, trigger = emitter.context.out, each.trigger
+    trigger, is_on = each.trigger, each.trigger.command in _ON
     match trigger.command:
         case Command.TRACEON | Command.TRACEOFF:
-            is_on = trigger.command is Command.TRACEON
             _change(emitter, each, (WORD_TRACING_ON, is_on), skip)
         case Command.ENABLE_EVENT | Command.DISABLE_EVENT:
-            is_on = trigger.command is Command.ENABLE_EVENT
             _change(emitter, each, (soft_enable_offset(trigger.soft_enable), is_on), skip)
-        case Command.STOP:
+        case _:
             _count(emitter, each, skip)
+            _do(emitter, each)
+
+
+def _do(emitter: Emitter, each: CompiledTrigger) -> None:
+    f, trigger = emitter.context.out, each.trigger
+    match trigger.command:
+        case Command.STOP:
             f.put(_word(emitter, WORD_TRACING_ON), const(0))
             f.put(_word(emitter, WORD_STOPPED), const(1))
         case Command.SNAPSHOT:
-            _count(emitter, each, skip)
             f.increase(_word(emitter, WORD_SNAPSHOTS), const(1))
         case Command.STACKTRACE:
-            _count(emitter, each, skip)
             if emitter.context.asked_stack is not None:
                 f.assign(emitter.context.asked_stack, const(1))
+        case Command.ENABLE_HIST | Command.DISABLE_HIST:
+            # Also what changes nothing has counted: hist_enable_count_trigger().
+            for word in trigger.hists:
+                f.put(_word(emitter, soft_enable_offset(word)), const(int(trigger.command in _ON)))
+        case _:
+            raise TypeError(f"{trigger.command} does something else")
 
 
 def _change(emitter: Emitter, each: CompiledTrigger, wanted: tuple[int, bool], skip: str) -> None:

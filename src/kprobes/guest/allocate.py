@@ -32,7 +32,7 @@ from kprobes.model.abi import GuestAbi
 from kprobes.model.definition import Definition, Kind
 from kprobes.model.options import Wanted
 from kprobes.model.plan import Plan
-from kprobes.model.trigger import WORDS_SIZE
+from kprobes.model.trigger import WORDS_SIZE, Trigger
 from kprobes.model.upcall import UpcallGroup
 from kprobes.ports import Text
 from kprobes.sinks.names import TraceSource
@@ -157,23 +157,31 @@ class Allocator:
     def _take_tables(self, guest: Guest, patcher: TextPatcher, plans: Sequence[Plan]) -> None:
         if self.arena is None:
             raise ValueError("nothing was allocated that tables could be beside")
-        found = dict.fromkeys(probe.hist for plan in plans for probe in plan.recorded)
+        found = dict.fromkeys(
+            table for plan in plans for probe in plan.recorded for table in probe.tables
+        )
 
         def allocate(size: int) -> Addr:
             with guest.stub.paused():
                 return arenas.allocate_table(self._injector(guest), guest.kernel, size)
 
-        for table in (each for each in found if each is not None):
+        for table in found:
             patcher.linker.tables[table.number] = self.tables.take(
                 table, guest.memory, self.arena.cpus, allocate
             )
 
-    def histogram(self, guest: Guest, source: TraceSource) -> Histogram | None:
-        """Return what the hist trigger has counted so far; None where there is none."""
+    def histogram(self, guest: Guest, source: TraceSource, number: int) -> Histogram | None:
+        """Return what a hist trigger has counted so far; None where there is none.
+
+        Args:
+            guest: whose memory it is in.
+            source: what sinks need to know of that.
+            number: of its table.
+        """
         if self.arena is None:
             return None
         with guest.readable():
-            return self.tables.histogram(source, self.arena.cpus)
+            return self.tables.histogram(number, source, self.arena.cpus)
 
     def tidy(self, guest: Guest, patcher: TextPatcher) -> bool:
         """Give memory back that was grown and that nothing is in any more.
@@ -261,8 +269,8 @@ class Allocator:
             with guest.readable():
                 self.words.soft_enable(wanted.soft_enables)
 
-    def left(self, guest: Guest, triggers: Iterable[int]) -> dict[int, int]:
-        """Return what is left of the counts of triggers that are armed, by their numbers."""
+    def left(self, guest: Guest, triggers: Iterable[Trigger]) -> dict[int, int]:
+        """Return what ``TriggerWords.left`` does, of those that are armed."""
         if self.words is None:
             return {}
         with guest.readable():
@@ -372,4 +380,4 @@ def _is_plain(plan: Plan) -> bool:
     if plan.upcalls or plan.returning or plan.overrides or len(plan.probes) != 1:
         return False
     (probe,) = plan.probes
-    return not probe.fetches and probe.filter is None and probe.hist is None
+    return not (probe.fetches or probe.filter or probe.tables)

@@ -1,7 +1,6 @@
 """The engine for one guest: definitions to armed text, and text back to what it was."""
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -33,14 +32,8 @@ from kprobes.guest.places import Places, places_of, unchecked
 from kprobes.guest.planner import Planner, Prepared
 from kprobes.guest.prepare import follow
 from kprobes.guest.recorder import Recorder, open_drain
-from kprobes.guest.release import code_in_use, free_when_idle
-from kprobes.guest.stacks import (
-    Leaving,
-    find_caller,
-    free_dead_calls,
-    restore_callers,
-    stopped_outside,
-)
+from kprobes.guest.release import DeadCalls, free_when_idle
+from kprobes.guest.stacks import Leaving, find_caller, restore_callers, stopped_outside
 from kprobes.guest.upcalls import UpcallControl, can_watch, check, watching
 from kprobes.guest.watch import GuestWatch
 from kprobes.histogram import Histogram
@@ -53,6 +46,7 @@ from kprobes.model.options import Options, Wanted
 from kprobes.model.override import Override, OverrideCounts
 from kprobes.model.plan import Plan
 from kprobes.model.resolved import RecordLayout, Resolved
+from kprobes.model.trigger import Trigger
 from kprobes.model.upcall import UpcallGroup
 from kprobes.plan.cost import site_costs
 from kprobes.ports import Text
@@ -60,8 +54,6 @@ from kprobes.recording_writer import RecordingWriter
 from kprobes.sinks.names import TraceSource
 from kprobes.units import Addr
 
-_POLL_S = 0.5
-"""Between looks whether room was missing."""
 _COVERED = "a jump cannot take their place yet; --strategy breakpoint does not need to wait"
 
 
@@ -103,8 +95,7 @@ class GuestDriver:
         self._patcher: TextPatcher | None = None
         self._upcall_control: UpcallControl | None = None
         self._left_out: Sequence[RefusedError] = ()
-        self._nmissed = 0
-        self._checked_s = 0.0
+        self._dead_calls = DeadCalls(journal)
         self._watch = GuestWatch(guest, journal, self._warn)
         self._recorded: dict[int, Resolved] = {}
         self._ended: KprobesError | None = None
@@ -170,8 +161,23 @@ class GuestDriver:
         """Let a definition go that will not be wanted again; a new one never was."""
         self._planner.resolver.forget(definition, is_new=is_new)
 
-    def left(self, triggers: Iterable[int]) -> dict[int, int]:
-        """Return how often triggers that have a count may still do something, by their numbers."""
+    def layout_of(self, definition: Definition, deleted: Sequence[Definition]) -> RecordLayout:
+        """Return the layout of a definition's records, of its first place.
+
+        Args:
+            definition: whose.
+            deleted: definitions that it need not be like.
+
+        Raises:
+            DefinitionError, RefusedError: as for ``prepare``; or its module is not loaded.
+        """
+        with self._changing:
+            self.refresh_modules()
+            resolver, checkpoint = self._planner.resolver, self.options.checkpoint
+            return resolver.layout_of(definition, deleted, checkpoint)
+
+    def left(self, triggers: Iterable[Trigger]) -> dict[int, int]:
+        """Return what is left of triggers' counts, and whether hist triggers count, by numbers."""
         with self._changing:
             return self._allocator.left(self.guest, triggers)
 
@@ -367,13 +373,13 @@ class GuestDriver:
 
     @property
     def tables_size(self) -> int:
-        """Bytes of the guest's memory that the hist trigger's tables take; 0 without one."""
+        """Bytes of the guest's memory that hist triggers' tables take; 0 without one."""
         return self._allocator.tables.size
 
-    def histogram(self) -> Histogram | None:
-        """Return what the hist trigger has counted so far; None where there is none."""
+    def histogram(self, number: int = 0) -> Histogram | None:
+        """Return what a hist trigger has counted so far, by its table; None without one."""
         with self._changing:
-            return self._allocator.histogram(self.guest, self.source)
+            return self._allocator.histogram(self.guest, self.source, number)
 
     def loads(self) -> Loads:
         """Return what hits have taken so far, while limits ask for it."""
@@ -395,26 +401,14 @@ class GuestDriver:
 
         To be called often while probes are armed: it looks only when room was missing.
         """
-        if time.monotonic() < self._checked_s + _POLL_S:
-            return
-        self._checked_s = time.monotonic()
         # Whoever arms waits for the guest, and rings must be drained meanwhile.
-        if self._changing.acquire(blocking=False):
+        if self._dead_calls.is_due() and self._changing.acquire(blocking=False):
             try:
-                self._free_dead_calls()
+                patcher, recorder = self._patcher, self._allocator.recorder
+                if patcher is not None and recorder is not None and patcher.linker.instances:
+                    self._dead_calls.free(self.guest, patcher.linker.instances, recorder.nmissed)
             finally:
                 self._changing.release()
-
-    def _free_dead_calls(self) -> None:
-        patcher, recorder = self._patcher, self._allocator.recorder
-        if patcher is None or recorder is None or not patcher.linker.instances:
-            return
-        before, self._nmissed = self._nmissed, recorder.nmissed
-        if self._nmissed != before:
-            with self.guest.stub.paused():
-                self._journal.check()
-                ranges = list(code_in_use(self.guest, self._journal.allocations))
-                free_dead_calls(self.guest, patcher.linker.instances, ranges, self._journal.check)
 
     def caller_of(self, slot: Addr, held: Addr) -> Addr:
         """Return where a call came from, by its slot and what its return address is now."""

@@ -51,7 +51,11 @@ class _Memory(Struct, kw_only=True, eq=False):
 
 
 class HistTables:
-    """The tables of one session, in memory that is kept until its end."""
+    """The tables of one session, in memory that is kept until its end.
+
+    One that is given up while a recording runs is not used again by that: a hit on its way may
+    still count in it.
+    """
 
     def __init__(self) -> None:
         """Have none yet."""
@@ -103,20 +107,21 @@ class HistTables:
         found.table = table
         return found.addr
 
-    def histogram(self, source: TraceSource, cpus: int) -> Histogram | None:
-        """Return what the table has counted so far, a copy; None where there is none.
+    def histogram(self, number: int, source: TraceSource, cpus: int) -> Histogram | None:
+        """Return what a table has counted so far, a copy; None where there is none.
 
         Args:
+            number: of the table.
             source: the kernel.
             cpus: that have a table each.
         """
-        found = next((each for each in self._memories if each.table is not None), None)
-        if found is None or found.table is None:
-            return None
-        size = found.table.size
-        data = found.data.read(0, size * cpus)
-        parts = [data[cpu * size :][:size] for cpu in range(cpus)]
-        return merged([_read(found.table, part, source) for part in parts])
+        for each in self._memories:
+            table = each.table
+            if table is not None and table.number == number:
+                data = each.data.read(0, table.size * cpus)
+                parts = [data[cpu * table.size :][: table.size] for cpu in range(cpus)]
+                return merged([_read(table, part, source) for part in parts])
+        return None
 
 
 def _read(table: HistTable, data: NDArray[np.uint8], source: TraceSource) -> Histogram:

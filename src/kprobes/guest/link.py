@@ -516,9 +516,9 @@ class Linker:
         numbers: dict[str, int] = {"site": site}
         for n, probe in enumerate(form.recorded):
             numbers[f"event{n}"] = probe.layout.event_id
-            if probe.hist is not None:
+            for table in probe.tables:
                 numbers[f"ip{n}"] = probe.layout.ip
-                numbers[f"table{n}"] = self.tables[probe.hist.number]
+                numbers[f"table{n}_{table.number}"] = self.tables[table.number]
         for n, override in enumerate(form.overrides):
             numbers[f"override{n}"] = self._arena.overrides + OVERRIDE_SIZE * override.number
         # What is left here belongs to one function.

@@ -31,7 +31,7 @@ from kprobes.model.definition import Definition
 from kprobes.model.filter import Filter, every
 from kprobes.model.hist import HistTable
 from kprobes.model.kernel import span_of
-from kprobes.model.resolved import Resolved
+from kprobes.model.resolved import RecordLayout, Resolved
 from kprobes.model.trigger import CompiledTrigger
 from kprobes.resolve.hist import known_fields
 from kprobes.resolve.resolve import check_alike, filter_fields
@@ -80,10 +80,9 @@ def _with_hist(probe: Resolved, trigger: str) -> Resolved:
     # The trigger has a filter of its own.
     if not trigger:
         return probe
-    found = parse_hist(trigger, known_fields(probe.layout, of_guest=True))
-    own, chosen = probe.definition.filter, found.filter
+    table = _table(probe, trigger, 0)
+    own, chosen = probe.definition.filter, table.trigger.filter
     both = f"({own}) && ({chosen})" if own and chosen else own or chosen
-    table = HistTable(trigger=found, number=0)
     return replace(probe, definition=replace(probe.definition, filter=both), hist=table)
 
 
@@ -92,10 +91,20 @@ def _with_triggers(probe: Resolved, guest: Guest, tasks: Filter | None) -> Resol
     if not (definition.triggers or definition.soft_enable):
         return probe
     triggers = tuple(
-        CompiledTrigger(trigger=each, filter=_filter(probe, guest, tasks, each.filter))
+        CompiledTrigger(
+            trigger=each,
+            filter=_filter(probe, guest, tasks, each.filter),
+            hist=_table(probe, each.text, each.table) if each.hist is not None else None,
+        )
         for each in definition.triggers
     )
     return replace(probe, triggers=triggers, soft_enable=definition.soft_enable)
+
+
+def _table(probe: Resolved, text: str, number: int) -> HistTable:
+    # Of a trigger that is there: what it said of one is done.
+    known = known_fields(probe.layout, of_guest=True)
+    return HistTable(trigger=parse_hist(text, known, may_be_there=True), number=number)
 
 
 def _known(probe: Resolved, guest: Guest) -> Known:
@@ -204,6 +213,29 @@ class Resolver:
             raise
         self._known[id(definition)] = definition, tuple(found)
         return tuple(found)
+
+    def layout_of(
+        self,
+        definition: Definition,
+        deleted: Iterable[Definition],
+        checkpoint: Callable[[], None],
+    ) -> RecordLayout:
+        """Return the layout of a definition's first place; errors as for ``resolve``.
+
+        Args:
+            definition: whose.
+            deleted: definitions that it need not be like.
+            checkpoint: as of ``resolve``.
+        """
+        self.compare_without(deleted)
+        for single in self.resolve(definition, checkpoint, may_wait=True):
+            if single.probe is not None:
+                return single.probe.layout
+        name = f"{definition.event}: " if definition.event else ""
+        raise RefusedError(
+            f"{name}its fields are known when its module is loaded; until then it "
+            "can have no hist trigger"
+        )
 
     def identify(self, single: Single, *, may_wait: bool = True) -> None:
         """Find out what a single is now; errors as for ``resolve``."""

@@ -8,7 +8,8 @@ from a cache of large pages, 2e45474ab14f ("execmem: add support for cache of la
 """
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import assert_never
 
@@ -20,12 +21,16 @@ from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.boot import has_code_memory
 from kprobes.guest.guest import Guest
 from kprobes.guest.inject import CallInjector, Task
+from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import first_of
-from kprobes.guest.stacks import awaited, restore_callers, stopped_outside
+from kprobes.guest.stacks import awaited, free_dead_calls, restore_callers, stopped_outside
 from kprobes.model.kernel import Kernel
+from kprobes.model.plan import InstanceTable
 from kprobes.ports import Text
 from kprobes.units import Addr
 
+_POLL_S = 0.5
+"""Between looks whether room for calls was missing."""
 _INT = 0xFFFF_FFFF
 _SET_ROX = ("set_memory_ro", "set_memory_x")
 _SET_RW = ("set_memory_nx", "set_memory_rw")
@@ -208,6 +213,42 @@ def code_in_use(guest: Guest, allocations: AllocationLog) -> Iterator[Text]:
         if allocation.kind is Kind.CODE:
             yield Addr(allocation.addr), Addr(allocation.addr + allocation.size)
     yield from trap_text(guest, allocations)
+
+
+class DeadCalls:
+    """Has room again for calls in progress, where tasks that died have left too little."""
+
+    def __init__(self, journal: Journal) -> None:
+        """Have looked at nothing yet; ``journal`` is the session's."""
+        self._journal = journal
+        self._checked_s = 0.0
+        self._nmissed = 0
+
+    def is_due(self) -> bool:
+        """Whether it is time to look whether room was missing; then that is now."""
+        now = time.monotonic()
+        if now < self._checked_s + _POLL_S:
+            return False
+        self._checked_s = now
+        return True
+
+    def free(self, guest: Guest, tables: Sequence[InstanceTable], nmissed: int) -> None:
+        """Free what dead tasks' calls have, if calls were missed since the last time.
+
+        Args:
+            guest: whose calls.
+            tables: where they are.
+            nmissed: calls that there was no room for so far.
+
+        Raises:
+            TargetError: as of ``free_dead_calls``.
+        """
+        before, self._nmissed = self._nmissed, nmissed
+        if nmissed != before:
+            with guest.stub.paused():
+                self._journal.check()
+                ranges = list(code_in_use(guest, self._journal.allocations))
+                free_dead_calls(guest, tables, ranges, self._journal.check)
 
 
 def trap_text(guest: Guest, allocations: AllocationLog) -> list[Text]:

@@ -10,7 +10,9 @@ from kprobes.model.trigger import (
     WORD_STOPPED,
     WORD_TRACING_ON,
     WORDS_SIZE,
+    Command,
     SoftEnable,
+    Trigger,
     left_offset,
     soft_enable_offset,
 )
@@ -60,10 +62,10 @@ class TriggerWords:
         )
         self._soft_enables = dict(soft_enables)
 
-    def left(self, triggers: Iterable[int]) -> dict[int, int]:
-        """Return what is left of counts, by the numbers of triggers."""
-        numbers = [number for number in triggers if number in self._counted]
-        return {number: self._data.u64(left_offset(number)) for number in numbers}
+    def left(self, triggers: Iterable[Trigger]) -> dict[int, int]:
+        """Return what is left of counts, and whether hist triggers count, by their numbers."""
+        found = [each for each in triggers if each.number in self._counted]
+        return {each.number: self._data.u64(_state_offset(each)) for each in found}
 
     @property
     def is_stopped(self) -> bool:
@@ -79,3 +81,9 @@ class TriggerWords:
         for number, (is_on, _) in soft_enables.items():
             self._data.set_u64(soft_enable_offset(number), int(is_on))
         self._soft_enables |= soft_enables
+
+
+def _state_offset(trigger: Trigger) -> int:
+    if trigger.command is Command.HIST:
+        return soft_enable_offset(trigger.soft_enable)
+    return left_offset(trigger.number)

@@ -31,6 +31,7 @@ from kprobes.model.events import NO_COUNTS, Counts, Events, Hits, HostEvent, Loa
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.model.options import Options, Tasks, Wanted
 from kprobes.model.resolved import RecordLayout
+from kprobes.model.trigger import Trigger
 from kprobes.recording_writer import RecordingWriter
 from kprobes.sinks.names import TraceSource
 from kprobes.units import KIB, MIB
@@ -266,7 +267,12 @@ class HostDriver:
         """Take a definition for another one, which differs in its filter."""
         self._preparer.replace_definition(old, new)
 
-    def left(self, triggers: Iterable[int]) -> dict[int, int]:
+    def layout_of(self, definition: Definition, deleted: Sequence[Definition]) -> RecordLayout:
+        """Raise NotSupportedError: there are no triggers that could ask for it."""
+        del definition, deleted
+        raise NotSupportedError(_NO_TRIGGERS)
+
+    def left(self, triggers: Iterable[Trigger]) -> dict[int, int]:
         """None: there are no triggers."""
         del triggers
         return {}
@@ -327,9 +333,9 @@ class HostDriver:
         """None of ours, as of ``histogram``."""
         return 0
 
-    def histogram(self) -> None:
+    def histogram(self, number: int = 0) -> None:
         """None: hits are recorded, and counted from that."""
-        return
+        del number
 
     def check(self) -> None:
         """Look once a second whether events are still recorded; called often.

@@ -1,7 +1,7 @@
 """Parser of a hist trigger: text to a trigger, with the kernel's errors and marks.
 
     hist:keys=FIELD[.MOD],...[:vals=FIELD[.MOD],...][:sort=FIELD[.descending],...][:size=N]
-        [:name=NAME][:clock=CLOCK][:pause][:nohitcount] [if FILTER]
+        [:name=NAME][:clock=CLOCK][:pause|cont|clear][:nohitcount] [if FILTER]
 
 As event_hist_trigger_parse() in kernel/trace/trace_events_hist.c reads it: first its parts from
 left to right, then values, keys, and what they are sorted by.
@@ -64,21 +64,27 @@ class _Parts(Struct, kw_only=True):
     name: str = ""
     clock: str = "global"
     is_paused: bool = False
+    is_continued: bool = False
+    is_cleared: bool = False
     has_hitcount: bool = True
 
 
-def parse_hist(text: str, known: KnownFields) -> HistTrigger:
+def parse_hist(text: str, known: KnownFields, *, may_be_there: bool = False) -> HistTrigger:
     """Read a hist trigger.
 
     Args:
         text: as written to the event's ``trigger`` file; ``hist:`` may be left out.
         known: what it may name.
+        may_be_there: whether it may say something of one that is there, ``cont`` or ``clear``.
 
     Raises:
         DefinitionError: what is wrong, in the kernel's words, and where.
     """
     command = _PREFIX + text.strip().removeprefix(_PREFIX)
-    return _Reader(command, known).read()
+    found = _Reader(command, known).read()
+    if found.is_change and not may_be_there:
+        raise hist_error(HistCode.TRIGGER_ENOENT_CLEAR, text=command, token="")
+    return found
 
 
 class _Reader:
@@ -101,6 +107,8 @@ class _Reader:
             name=parts.name,
             clock=parts.clock,
             is_paused=parts.is_paused,
+            is_continued=parts.is_continued,
+            is_cleared=parts.is_cleared,
             has_hitcount=parts.has_hitcount,
             filter=filter_text,
         )
@@ -157,12 +165,15 @@ class _Reader:
                 parts.has_hitcount = False
             case "pause":
                 parts.is_paused = True
-            case "cont" | "continue" | "clear":
-                raise self._error(HistCode.TRIGGER_ENOENT_CLEAR, "")
+            case "cont" | "continue":
+                parts.is_continued = True
+            case "clear":
+                parts.is_cleared = True
             case _ if word.startswith(_ACTIONS):
                 raise self._error(HistCode.NO_VARIABLES, word)
             case _:
-                hint = "there are keys=, vals=, sort=, size=, name=, clock=, pause, nohitcount"
+                hint = "there are keys=, vals=, sort=, size=, name=, clock=, pause, cont, clear, "
+                hint += "nohitcount"
                 raise self._error(HistCode.BAD_WORD, word, hint)
 
     def _size(self, text: str) -> int:

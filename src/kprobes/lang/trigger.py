@@ -1,6 +1,7 @@
 """Parser of triggers: text to a trigger, as the kernel reads what is written to a ``trigger`` file.
 
     [!]COMMAND[:GROUP:EVENT][:COUNT] [if FILTER]
+    [!]hist:...                                     lang.hist reads it
 
 trigger_process_regex() and event_trigger_separate_filter() in kernel/trace/trace_events_trigger.c.
 """
@@ -27,7 +28,7 @@ class TriggerChange(Struct, frozen=True, kw_only=True):
     """What a text asks for: a trigger more, or one less.
 
     Attributes:
-        trigger: that comes; or one of the kind that goes.
+        trigger: that comes; or one of the kind that goes. Of a hist trigger only its text.
         is_removal: whether it goes.
     """
 
@@ -49,12 +50,13 @@ def parse_trigger(text: str) -> TriggerChange:
     word = found[2] if found else ""
     if found is None or word not in {*Command}:
         at = len(found[1]) if found else 0
-        if word in ("hist", "enable_hist", "disable_hist"):
-            hint = "hits are counted by `kprobe count` and `kprobe hist`"
-            raise trigger_error(TriggerCode.NO_HIST, text=text, column=at, hint=hint)
         hint = f"there are {_KNOWN}"
         raise trigger_error(TriggerCode.UNKNOWN_COMMAND, text=text, column=at, hint=hint)
     command, is_removal = Command(word), bool(found[1])
+    if command is Command.HIST:
+        # What it counts by, and its filter, depend on the event.
+        trigger = Trigger(command=command, text=text[found.end() :])
+        return TriggerChange(trigger=trigger, is_removal=is_removal)
     parameter, filter_at = _separated(text, command, found.end())
     target, count_text = "", parameter
     if command in OF_TARGETS:

@@ -189,6 +189,8 @@ class HistCode(Enum):
     INVALID_SORT_FIELD = "Sort field must be a key or a val"
     NEED_NOHC_VAL = "Non-hitcount value is required for 'nohitcount'"
     TRIGGER_ENOENT_CLEAR = "Can't clear or continue a nonexistent hist trigger"
+    TRIGGER_EEXIST = "Hist trigger already exists"
+    NAMED_MISMATCH = "Named hist trigger doesn't match existing named trigger (includes variables)"
 
     # Ours: where the kernel refuses without a word, and what we cannot do.
     NO_KEYS = "A hist trigger needs keys"
@@ -223,7 +225,6 @@ class TriggerCode(Enum):
     """One error of a trigger, all ours: the kernel says EINVAL, or EEXIST, without a word."""
 
     UNKNOWN_COMMAND = "No such trigger"
-    NO_HIST = "A hist trigger cannot be given here"
     NO_TARGET = "Which event? A trigger that enables or disables one names it"
     NO_EVENT = "No such event"
     BAD_COUNT = "Invalid count"

@@ -4,11 +4,9 @@ It has the types of its fields (``u8``, ``b4@2/32``, ``string``, ``x16[4]``), an
 that records have beside what their definitions fetch.
 """
 
-from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from kprobes.model.trigger import Trigger
 from kprobes.units import Addr
@@ -349,12 +347,3 @@ class Deletion(Struct, frozen=True, kw_only=True):
 
 
 Statement = Definition | Deletion
-
-
-def with_synthetic_fields(
-    statements: Iterable[Statement], fields: SyntheticFields
-) -> Iterator[Statement]:
-    """Yield statements as they come, the definitions among them with these fields."""
-    for each in statements:
-        is_definition = isinstance(each, Definition)
-        yield replace(each, synthetic_fields=fields) if is_definition else each

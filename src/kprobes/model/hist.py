@@ -151,6 +151,7 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
         name: what it shares its table by, or "".
         clock: of its time stamps.
         is_paused: whether it counts nothing.
+        is_continued, is_cleared: that the one that is there counts again, or begins anew.
         has_hitcount: whether the hitcount is shown.
         filter: for which hits, in the kernel's language; or "".
     """
@@ -162,8 +163,30 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
     name: str = ""
     clock: str = "global"
     is_paused: bool = False
+    is_continued: bool = False
+    is_cleared: bool = False
     has_hitcount: bool = True
     filter: str = ""
+
+    @property
+    def is_change(self) -> bool:
+        """Whether it says something of one that is there, and nothing without it."""
+        return self.is_continued or self.is_cleared
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What an event has once: hist_trigger_match(). With a name, what shares its table."""
+        return self.name, *self.counted, self.filter
+
+    @property
+    def counted(self) -> tuple[object, ...]:
+        """What must be the same of all that share a table by a name."""
+        return self.keys, self.vals, self.sort
+
+    @property
+    def listed(self) -> str:
+        """The line of the event's ``trigger`` file, and of the head of its ``hist`` file."""
+        return f"{self.text} [{'paused' if self.is_paused else 'active'}]"
 
     @property
     def fields(self) -> tuple[HistField, ...]:

@@ -356,6 +356,12 @@ class Resolved(Struct, frozen=True, kw_only=True):
         return any(fetch.calls_guest for fetch in self.fetches) or self.filters_by(Header.CPU)
 
     @property
+    def tables(self) -> list[HistTable]:
+        """What hits are counted in."""
+        hists = (self.hist, *(each.hist for each in self.triggers))
+        return [each for each in hists if each is not None]
+
+    @property
     def at_entry(self) -> tuple[EntryValue | EntryCounter, ...]:
         """What its record tells of the function's entry, of a probe at its return."""
         return tuple(

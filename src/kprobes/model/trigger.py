@@ -3,11 +3,14 @@
 Documentation/trace/events.rst, 6; Documentation/trace/histogram.rst has the trigger ``hist``.
 """
 
+from collections.abc import Hashable
 from enum import StrEnum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.model.filter import Filter
+from kprobes.model.hist import HistTable, HistTrigger
 
 
 class Command(StrEnum):
@@ -19,11 +22,16 @@ class Command(StrEnum):
     STACKTRACE = "stacktrace"
     ENABLE_EVENT = "enable_event"
     DISABLE_EVENT = "disable_event"
+    HIST = "hist"
+    ENABLE_HIST = "enable_hist"
+    DISABLE_HIST = "disable_hist"
     STOP = "stop"
     """Ours: ends the recording."""
 
 
-OF_TARGETS = frozenset({Command.ENABLE_EVENT, Command.DISABLE_EVENT})
+OF_HISTS = frozenset({Command.ENABLE_HIST, Command.DISABLE_HIST})
+"""Those that have an event's hist triggers count, or pause."""
+OF_TARGETS = OF_HISTS | {Command.ENABLE_EVENT, Command.DISABLE_EVENT}
 """Those that name another event."""
 OF_TRACING = frozenset({Command.TRACEON, Command.TRACEOFF, Command.STOP})
 """Those that say whether anything is recorded."""
@@ -39,7 +47,12 @@ class Trigger(Struct, frozen=True, kw_only=True):
         count: how often it does that at most, or None.
         filter: for which hits, in the kernel's language; or "".
         number: tells its count from those of a session's others.
-        soft_enable: the number of its target's word.
+        soft_enable: the number of its target's word; of a hist trigger of its own one, which says
+            whether it counts.
+        hists: the words of its target's hist triggers, where it is about these.
+        text: what a hist trigger counts, as written.
+        hist: that, as of the event's first probe.
+        table: the number of the table that it counts in.
     """
 
     command: Command
@@ -48,14 +61,20 @@ class Trigger(Struct, frozen=True, kw_only=True):
     filter: str = ""
     number: int = 0
     soft_enable: int = 0
+    hists: tuple[int, ...] = ()
+    text: str = ""
+    hist: HistTrigger | None = None
+    table: int = 0
 
     @property
-    def kind(self) -> tuple[str, str]:
+    def kind(self) -> tuple[Hashable, ...]:
         """What an event has one of at most: its type to the kernel, and the target."""
+        if self.hist is not None:
+            return self.hist.identity
         if self.command in OF_TARGETS:
-            return "event", self.target
+            return "hists" if self.command in OF_HISTS else "event", self.target
         is_tracing = self.command in (Command.TRACEON, Command.TRACEOFF)
-        return "tracing" if is_tracing else self.command.value, ""
+        return ("tracing" if is_tracing else self.command,)
 
     @property
     def is_post(self) -> bool:
@@ -65,19 +84,26 @@ class Trigger(Struct, frozen=True, kw_only=True):
     @property
     def is_conditional(self) -> bool:
         """Whether it looks at the event: update_cond_flag()."""
-        return self.is_post or bool(self.filter)
+        return self.is_post or bool(self.filter) or self.command is Command.HIST
 
     def listed(self, left: int | None) -> str:
         """Return the line of the event's ``trigger`` file: event_trigger_print().
 
         Args:
-            left: how often it may still do it; None for its ``count``.
+            left: how often it may still do it; None for its ``count``. Of a hist trigger, whether
+                it counts.
         """
+        if (hist := self.shown(left)) is not None:
+            return hist.listed
         names = [self.command.value, *([self.target] if self.target else [])]
         count = (
             "unlimited" if self.count is None else f"count={self.count if left is None else left}"
         )
         return ":".join([*names, count]) + (f" if {self.filter}" if self.filter else "")
+
+    def shown(self, left: int | None) -> HistTrigger | None:
+        """Return what a hist trigger is now, by whether it counts; None for another one."""
+        return self.hist and replace(self.hist, is_paused=not left)
 
 
 SoftEnable = tuple[bool, int]
@@ -85,10 +111,17 @@ SoftEnable = tuple[bool, int]
 
 
 class CompiledTrigger(Struct, frozen=True, kw_only=True):
-    """A trigger of a probe, with its filter as a program; None where it holds for every hit."""
+    """A trigger of one probe.
+
+    Attributes:
+        trigger: what it does.
+        filter: for which hits; None for all.
+        hist: what it counts them in, or None.
+    """
 
     trigger: Trigger
     filter: Filter | None = None
+    hist: HistTable | None = None
 
 
 # The words of a session's triggers in a guest, all u64; the page is the session's own:
@@ -97,7 +130,8 @@ class CompiledTrigger(Struct, frozen=True, kw_only=True):
 #     [tracing_on] [stopped] [snapshots] [soft enable 0, 1, ...]      [left of 0, of 1, ...]
 #
 # ``tracing_on`` and a soft enable are 1 where events are recorded, and 0 where they are not: the
-# latter is EVENT_FILE_FL_SOFT_DISABLED of one event. A trigger without a count looks at none.
+# latter is EVENT_FILE_FL_SOFT_DISABLED of one event. So has a hist trigger one, 0 while it is
+# paused. A trigger without a count looks at none.
 WORD_TRACING_ON, WORD_STOPPED, WORD_SNAPSHOTS = 0, 8, 16
 MOST = 252
 """Triggers of a session, and events in soft mode; number 0 is nobody's."""
