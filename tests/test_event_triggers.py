@@ -389,6 +389,8 @@ def test_records_have_what_hist_triggers_count_by() -> None:
     for key in ("common_stacktrace", "comm,stack"):
         found = fields("p:a f", f"hist:keys={key}")
         assert (found.duration, found.stacktrace, found.is_stack_triggered) == (False, True, True)
+    program = fields("p:a f", "hist:keys=ustack,comm")
+    assert (program.stacktrace, program.userstacktrace) == (False, True)
     # What the definition has itself is meant.
     own = fields("r:a f duration=%di stack=%di", "hist:keys=duration,stack")
     assert (own.duration, own.stacktrace) == (False, False)

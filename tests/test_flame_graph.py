@@ -71,6 +71,19 @@ def test_the_function_that_returns_is_added() -> None:
     assert dict(found) == {("entry [mod]", "sys_read", "read"): 1, ("sys_read", "read"): 1}
 
 
+def test_the_programs_calls_come_before_the_kernels_whatever_the_order_of_keys() -> None:
+    types, names = ("stacktrace", "userstacktrace"), ("common_stacktrace", "common_userstacktrace")
+    layout = make_layout(1, types, names=names, where="read+0x0/0x9", event="entered")
+    row = Row(values=(packed([0x10, 0x20]), packed([0x40_1000, 0x40_2000])))
+    events = make_events([make_batch(layout, [row])])
+
+    for keys in ("stack,ustack", "ustack,stack"):
+        found = histogram_of([events], f"keys={keys}", replace(SOURCE, symbol_at=named))
+        assert found is not None
+        frames = ("0x402000", "0x401000", "sys_read", "read")
+        assert dict(flame_graph.stacks_of(found)) == {frames: 1}
+
+
 def test_what_has_no_stack_is_no_flame_graph() -> None:
     with pytest.raises(UsageError, match="count by stack"):
         flame_graph.stacks_of(counted("keys=comm", stack(0x10)))

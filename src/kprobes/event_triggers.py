@@ -14,11 +14,12 @@ from kprobes.model.codes import HistCode, TriggerCode, hist_error, trigger_error
 from kprobes.model.definition import (
     DURATION,
     STACKTRACE,
+    USER_STACKTRACE,
     Definition,
     Statement,
     SyntheticFields,
 )
-from kprobes.model.hist import STACK, KnownFields
+from kprobes.model.hist import STACK, USER_STACK, KnownFields
 from kprobes.model.options import Options
 from kprobes.model.trigger import MOST, OF_HISTS, OF_TARGETS, Command, SoftEnable, Trigger
 
@@ -263,6 +264,7 @@ def check_triggers(triggers: Iterable[Trigger], options: Options) -> None:
 
 _WORD = re.compile(r"(?<=[=,])\w+")
 _STACKS = frozenset({STACKTRACE, "stacktrace", "STACKTRACE", STACK})
+_USER_STACKS = frozenset({USER_STACKTRACE, USER_STACK})
 
 
 def with_synthetic_fields(
@@ -297,6 +299,7 @@ def _with_fields(each: Statement, fields: SyntheticFields, named: frozenset[str]
         fields,
         stacktrace=fields.stacktrace or is_triggered,
         is_stack_triggered=is_triggered,
+        userstacktrace=fields.userstacktrace or bool(asked & _USER_STACKS),
         duration=fields.duration or DURATION in asked,
     )
     return replace(each, synthetic_fields=all_fields)

@@ -1,8 +1,9 @@
 """Flame graphs of counted stacks: files that viewers read, and a page of its own.
 
-A histogram's entries become frames, outermost first: texts of other keys, then the callers, then
-the function that was hit. Formats: Brendan Gregg's folded lines, which flamegraph.pl, inferno and
-speedscope read; speedscope's own, https://www.speedscope.app/file-format-schema.json.
+A histogram's entries become frames, outermost first: texts of other keys, the program's calls,
+those of the kernel, then the function that was hit. Formats: Brendan Gregg's folded lines, which
+flamegraph.pl, inferno and speedscope read; speedscope's own,
+https://www.speedscope.app/file-format-schema.json.
 """
 
 import io
@@ -18,7 +19,7 @@ from kprobes.errors import UsageError
 from kprobes.export import load
 from kprobes.histogram import Histogram, symbol_name
 from kprobes.model.events import addresses
-from kprobes.model.hist import HistField, HistKind, Special
+from kprobes.model.hist import USER_STACK, HistField, HistKind, Special
 from kprobes.model.visible import visible
 from kprobes.sinks.json import valid_text
 from kprobes.sinks.names import Names
@@ -64,7 +65,8 @@ def _frames(keys: tuple[HistField, ...], row: tuple[Any, ...], names: Names) -> 
     function = ""
     for key, value in zip(keys, row, strict=True):
         if key.kind is HistKind.STACK:
-            callers += [_name(addr, names) for addr in reversed(addresses(value))]
+            calls = [_name(addr, names) for addr in reversed(addresses(value))]
+            callers = calls + callers if key.name == USER_STACK else callers + calls
         elif key.source is Special.FUNCTION:
             function = _name(value, names)
         else:

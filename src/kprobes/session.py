@@ -25,7 +25,7 @@ from kprobes.handlers.probe import Probe
 from kprobes.handlers.registry import Registry
 from kprobes.image.log import LogRecord
 from kprobes.limits import LimitThread, LoadWindow
-from kprobes.model.definition import Definition, SyntheticFields
+from kprobes.model.definition import Definition, SyntheticFields, SyntheticFieldWords
 from kprobes.model.events import Counts, Event, Hits, each_event
 from kprobes.model.kernel import Kernel
 from kprobes.model.options import MAX_PAUSE_S, Limits, Options, Tasks
@@ -128,17 +128,14 @@ class Session(Generic[_Driver_co, _Commands_co]):
         """The memory, names and types as they are now, or NotSupportedError without handlers."""
         return self.handlers.live
 
-    def probe(  # noqa: PLR0913 - what a command line says of a definition
+    def probe(
         self,
         text: str,
         *,
         filter: str | None = None,
-        duration: bool = False,
-        exits: bool = False,
-        tgid: bool = False,
-        stacktrace: bool = False,
         triggers: Sequence[str] = (),
         enabled: bool = True,
+        **fields: Unpack[SyntheticFieldWords],
     ) -> TraceProbe:
         """Define events, which recordings arm as long as they are enabled, and return them.
 
@@ -152,19 +149,20 @@ class Session(Generic[_Driver_co, _Commands_co]):
             text: definitions and deletions, one per line.
             filter: what hits must be like to be recorded, as in the kernel's event filters:
                 ``count > 100 && comm != "cat"``; "" for all, by default that of their event.
-            duration: whether events of returns have a field ``duration``, the ns of the call.
-            exits: whether they have a field ``exit``, the instruction by which it was left.
-            tgid: whether events have ``common_tgid``, the pid of the task's process.
-            stacktrace: whether they have ``common_stacktrace``, the kernel's stack at the hit.
             triggers: what hits do, as in its ``trigger`` files: ``traceoff:1 if count > 4096``.
             enabled: whether their events are enabled at once.
+            fields: that events have besides: of returns ``duration``, the ns of the call, and
+                with ``exits`` ``exit``, the instruction by which it was left; of all with ``tgid``
+                ``common_tgid``, the pid of the task's process, with ``stacktrace`` and
+                ``userstacktrace`` ``common_stacktrace`` of the kernel, ``common_userstacktrace``
+                of the program.
 
         Raises:
             DefinitionError: one is wrong, or names what this kernel has not.
             RefusedError: a function cannot be probed, or what goes is being recorded (EBUSY).
         """
         self._check_open()
-        wanted = SyntheticFields(duration=duration, exit=exits, tgid=tgid, stacktrace=stacktrace)
+        wanted = SyntheticFields(**fields)
         statements = with_synthetic_fields(self.driver.parse(text), wanted, triggers)
         return self._events.define(statements, is_enabled=enabled, filter=filter, triggers=triggers)
 

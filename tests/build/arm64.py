@@ -19,6 +19,7 @@ from kprobes.model.abi import (
     PERCPU_WORD,
     SLACK,
     WALK_STACK,
+    WALK_USER_STACK,
     GuestAbi,
     Readers,
     TaskAbi,
@@ -74,6 +75,7 @@ ABI = GuestAbi(
         string_kernel=Addr(READERS + 32),
         string_user=Addr(READERS + 48),
         walk_stack=Addr(READERS + 80),
+        walk_user_stack=Addr(READERS + 96),
     ),
     percpu=0x3C000,
     missed=Addr(MISSED),
@@ -117,7 +119,8 @@ def make_probe(
     extra: SyntheticFields = NO_SYNTHETIC_FIELDS,
 ) -> Resolved:
     """Resolve a definition on a function ``f``, with a filter if there is one, and extra fields."""
-    symbols = [symbol("f", addr), symbol(WALK_STACK, TEXT)]
+    walkers = (WALK_STACK, WALK_USER_STACK)
+    symbols = [symbol("f", addr), *(symbol(each, TEXT) for each in walkers)]
     kernel = replace(make_kernel(symbols), arch="aarch64")
     definition = replace(parse(text, registers=AARCH64.registers), synthetic_fields=extra)
     probe = resolve(definition, kernel, AARCH64, event_id=event_id, locate=lambda s: s.addr)
@@ -147,7 +150,7 @@ class Arm64Machine:
         self.abi = abi
         self.random = Random(seed)
         self.loaded: list[Loaded] = []
-        self.cpu = Cpu(_REGIONS, [*range(READERS, READERS + 96, 16)], ARM64)
+        self.cpu = Cpu(_REGIONS, [*range(READERS, READERS + 112, 16)], ARM64)
         self.readers = ReaderCode(self.cpu, abi, self.must_be_guarded, seed, CALLS)
         if is_watched:
             self.cpu.watch(CODE, CODE + CODE_SIZE)
@@ -217,6 +220,7 @@ class Arm64Machine:
             "string_kernel": readers.string_kernel,
             "string_user": readers.string_user,
             "walk_stack": readers.walk_stack,
+            "walk_user_stack": readers.walk_user_stack,
             "site": site,
             "clock": CLOCK,
             **{f"event{n}": probe.layout.event_id for n, probe in enumerate(probes)},

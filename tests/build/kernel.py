@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import AmbiguousSymbolError, UnknownSymbolError, UnknownTypeError
 from kprobes.lang.parser import parse
-from kprobes.model.abi import WALK_STACK
+from kprobes.model.abi import WALK_STACK, WALK_USER_STACK
 from kprobes.model.definition import Definition, SyntheticFields
 from kprobes.model.kernel import CType, Kernel, MemberPlace, Prototype, Symbol, Types
 from kprobes.model.resolved import Resolved
@@ -153,6 +153,7 @@ def make_probe(
             symbol("data", DATA_SYMBOL, type="D"),
             symbol("this_cpu_off", this_cpu_off, type="d"),
             symbol(WALK_STACK, TEXT),
+            symbol(WALK_USER_STACK, TEXT),
         ]
     )
     return resolve(read(text), kernel, X86_64, event_id=event_id, locate=lambda symbol: symbol.addr)
@@ -161,5 +162,6 @@ def make_probe(
 def make_extra(text: str, synthetic_fields: SyntheticFields) -> Resolved:
     """Resolve a definition on a function ``f`` with extra fields."""
     definition = replace(read(text), synthetic_fields=synthetic_fields)
-    kernel = make_kernel([symbol("f", SITE), symbol(WALK_STACK, TEXT)])
+    walkers = [symbol(WALK_STACK, TEXT), symbol(WALK_USER_STACK, TEXT)]
+    kernel = make_kernel([symbol("f", SITE), *walkers])
     return resolve(definition, kernel, X86_64, event_id=1, locate=lambda symbol: symbol.addr)

@@ -69,6 +69,7 @@ ABI = GuestAbi(
         string_kernel=Addr(READERS + 32),
         string_user=Addr(READERS + 48),
         walk_stack=Addr(READERS + 80),
+        walk_user_stack=Addr(READERS + 96),
     ),
     percpu=0x3C000,
     missed=Addr(MISSED),
@@ -156,7 +157,7 @@ class Machine:
         self.abi = abi
         self.random = Random(seed)
         self.loaded: list[Loaded] = []
-        self.cpu = Cpu(_REGIONS, [*range(READERS, READERS + 96, 16)])
+        self.cpu = Cpu(_REGIONS, [*range(READERS, READERS + 112, 16)])
         self.readers = ReaderCode(self.cpu, abi, self.must_be_guarded, seed)
         if is_watched:
             self.cpu.watch(CODE, CODE + CODE_SIZE)
@@ -275,6 +276,7 @@ class Machine:
             "string_kernel": readers.string_kernel,
             "string_user": readers.string_user,
             "walk_stack": readers.walk_stack,
+            "walk_user_stack": readers.walk_user_stack,
             "site": probes[0].layout.ip,
             "clock": CLOCK,
             **events,

@@ -26,7 +26,9 @@ class _Isa(ABC):
         registers: of a call's number, and of its arguments.
         kept: three registers that calls leave alone.
         result: of a call.
+        frame: the register that points to the frame.
         call: the instruction.
+        enter, leave: what a function begins and ends with that has a frame.
     """
 
     elf: int
@@ -34,7 +36,10 @@ class _Isa(ABC):
     registers: tuple[int, ...]
     kept: tuple[int, int, int]
     result: int
+    frame: int
     call: bytes
+    enter: bytes
+    leave: bytes
 
     @abstractmethod
     def load(self, to: int, value: int) -> bytes:
@@ -60,6 +65,10 @@ class _Isa(ABC):
     def zeroes_to(self, register: int) -> bytes:
         """Push 16 bytes of zeroes and load their address."""
 
+    @abstractmethod
+    def call_over(self, size: int) -> bytes:
+        """Call what comes after the next ``size`` bytes."""
+
     def ask(self, name: str, *arguments: int) -> bytes:
         """Make a system call."""
         values = (self.numbers[name], *arguments)
@@ -82,7 +91,10 @@ class _Amd64(_Isa):
     registers = (0, 7, 6, 2, 10, 8, 9)
     kept = (3, 12, 13)
     result = 0
+    frame = 5
     call = b"\x0f\x05"
+    enter = b"\x55\x48\x89\xe5"
+    leave = b"\x5d\xc3"
 
     def load(self, to: int, value: int) -> bytes:
         return bytes((0x48 | to >> 3, 0xB8 | to & 7)) + struct.pack("<Q", value & (1 << 64) - 1)
@@ -104,6 +116,9 @@ class _Amd64(_Isa):
     def zeroes_to(self, register: int) -> bytes:
         return b"\x6a\0\x6a\0" + self.copy(register, 4)
 
+    def call_over(self, size: int) -> bytes:
+        return b"\xe8" + struct.pack("<i", size)
+
 
 class _Arm64(_Isa):
     elf = 183
@@ -120,7 +135,11 @@ class _Arm64(_Isa):
     registers = (8, 0, 1, 2, 3, 4, 5)
     kept = (19, 20, 21)
     result = 0
+    frame = 29
     call = struct.pack("<I", 0xD4000001)
+    # stp x29, x30, [sp, #-16]!; mov x29, sp; and back, and ret
+    enter = struct.pack("<II", 0xA9BF7BFD, 0x910003FD)
+    leave = struct.pack("<II", 0xA8C17BFD, 0xD65F03C0)
 
     def load(self, to: int, value: int) -> bytes:
         parts = [value >> 16 * n & 0xFFFF for n in range(4)]
@@ -145,6 +164,9 @@ class _Arm64(_Isa):
     def zeroes_to(self, register: int) -> bytes:
         # stp xzr, xzr, [sp, #-16]!; mov register, sp
         return struct.pack("<II", 0xA9BF7FFF, 0x910003E0 | register)
+
+    def call_over(self, size: int) -> bytes:
+        return struct.pack("<I", 0x94000000 | size // 4 + 1)
 
 
 _ISAS: dict[str, _Isa] = {"amd64": _Amd64(), "arm64": _Arm64()}
@@ -213,6 +235,22 @@ def nested_epolls(depth: int, *, arch: str = "amd64") -> bytes:
     body = b"".join(loop)
     head = isa.ask("epoll_create1", 0) + isa.copy(last, isa.result) + isa.load(counter, depth)
     return program(head + body + isa.count_down(counter, body) + isa.ask("exit", 0), arch=arch)
+
+
+def framed(call: str, depth: int, *, arch: str = "amd64") -> bytes:
+    """Return a program of functions with frames, each of which calls the next, and the last asks.
+
+    Args:
+        call: the system call.
+        depth: how many functions.
+        arch: the guest's, by Debian's name.
+    """
+    isa = _ISAS[arch]
+    end = isa.ask("exit", 0)
+    outer = isa.enter + isa.call_over(len(isa.leave)) + isa.leave
+    inner = isa.enter + isa.ask(call, 0) + isa.leave
+    start = isa.load(isa.frame, 0) + isa.call_over(len(end)) + end
+    return program(start + outer * (depth - 1) + inner, arch=arch)
 
 
 def _headers(machine: int, size: int) -> bytes:

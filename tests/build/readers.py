@@ -83,14 +83,15 @@ class Readers:
             int(readers.string_kernel): "string_kernel",
             int(readers.string_user): "string_user",
         }
-        self._walker = int(readers.walk_stack)
+        self._walker, self._user_walker = int(readers.walk_stack), int(readers.walk_user_stack)
         self.stack: Sequence[int] = range(0xFFFF_FFFF_8100_0000, 0xFFFF_FFFF_8100_0070, 16)
         self.walks: list[tuple[tuple[int, ...], int, int]] = []
+        self.user_stack: Sequence[int] = range(0x40_1000, 0x40_1030, 16)
         self._clock = abi.clock
         self.time = 1000
 
     def __contains__(self, pc: int) -> bool:
-        return pc in self._names or pc in (self._clock, self._walker)
+        return pc in self._names or pc in (self._clock, self._walker, self._user_walker)
 
     def run(self, pc: int) -> int:
         """Do what the reader at an address does, and return where its caller goes on."""
@@ -102,6 +103,8 @@ class Readers:
         given = [cpu.register(register) for register in self._how.arguments]
         if pc == self._walker:
             return self._walk(*given)
+        if pc == self._user_walker:
+            return self._walk_user(*given[:2])
         name, (target, source, size, _) = self._names[pc], given
         self.calls.append((name, source, size))
         cpu.aside(self.inside)
@@ -114,6 +117,13 @@ class Readers:
         self.walks.append((words, size, skipped))
         self._cpu.aside(self.inside)
         found = [words[place], *self.stack][skipped : skipped + size]
+        self._cpu.store(target, struct.pack(f"<{len(found)}Q", *found))
+        return self._return(self._random.getrandbits(32) << 32 | len(found))
+
+    def _walk_user(self, target: int, size: int) -> int:
+        # stack_trace_save_user.
+        self._cpu.aside(self.inside)
+        found = self.user_stack[:size]
         self._cpu.store(target, struct.pack(f"<{len(found)}Q", *found))
         return self._return(self._random.getrandbits(32) << 32 | len(found))
 

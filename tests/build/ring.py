@@ -195,6 +195,7 @@ def _storage(kind: str) -> Storage:
         "text": Storage.TEXT,
         "duration": Storage.DURATION,
         "stacktrace": Storage.STACK,
+        "userstacktrace": Storage.STACK,
     }
     return named.get(base, Storage.STRING if base.endswith("string") else Storage.NUMBER)
 

@@ -112,11 +112,23 @@ def test_trace_options_are_of_records_of_text_or_of_both() -> None:
 @pytest.mark.parametrize(
     ("command", "word", "said"),
     [
-        (trace, "sym_addr", "'sym_addr'; there are: stacktrace, record-tgid, print-parent, sym-"),
+        (
+            trace,
+            "sym_addr",
+            "'sym_addr'; there are: stacktrace, userstacktrace, record-tgid, print-parent, sym-",
+        ),
         (trace, "nono", "no such trace option: 'nono'"),
         (report, "stacktrace", "no such trace option: 'stacktrace'"),
-        (record, "sym-addr", "there are: stacktrace, record-tgid; kprobe report has those of text"),
-        (check, "noraw", "no such trace option: 'noraw'; there are: stacktrace, record-tgid;"),
+        (
+            record,
+            "sym-addr",
+            "there are: stacktrace, userstacktrace, record-tgid; kprobe report has those of text",
+        ),
+        (
+            check,
+            "noraw",
+            "no such trace option: 'noraw'; there are: stacktrace, userstacktrace, record-tgid;",
+        ),
     ],
 )
 def test_other_words_are_refused_with_those_that_there_are(

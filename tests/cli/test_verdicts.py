@@ -169,7 +169,7 @@ def test_a_return_probe_tells_its_way_and_exits_and_its_caller_s_place() -> None
 
 
 def test_what_the_entry_keeps_for_the_return_is_told_with_its_site() -> None:
-    checker = leaving(RETURNS, synthetic_fields=SyntheticFields(duration=True, exit=True))
+    checker = leaving(RETURNS, synthetic_fields=SyntheticFields(duration=True, exits=True))
 
     said = text(checker, "r:x vfs_read a=$arg1")
 

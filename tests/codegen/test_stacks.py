@@ -15,10 +15,14 @@ from kprobes.resolve.resolve import resolve
 from tests.build import arm64
 from tests.build.arm64 import Arm64Machine
 from tests.build.kernel import SITE, make_extra, make_kernel, make_probe, read, symbol
-from tests.build.machine import KERNEL, Machine, random_state
+from tests.build.machine import KERNEL, NMI, Machine, random_state
+from tests.build.overridden import AMD64, ARM64, Isa
 from tests.build.records import records
 from tests.build.reference import packed
 
+ISAS = [pytest.param(AMD64, id="amd64"), pytest.param(ARM64, id="arm64")]
+EVERY_ISA = pytest.mark.parametrize("isa", ISAS)
+PROGRAM = [0x40_1000 + 5 * n for n in range(200)]
 CALLERS = [0xFFFF_FFFF_8100_0000 + 16 * n for n in range(200)]
 
 
@@ -102,6 +106,56 @@ def test_on_arm64_the_caller_that_a_register_has_comes_second() -> None:
     assert (size, skipped) == (MAX_DEPTH - 2, 1)
     given = (_word(AARCH64, words, "pc"), _word(AARCH64, words, "x29"))
     assert given == (arm64.SITE, state["x29"])
+
+
+@EVERY_ISA
+@pytest.mark.parametrize("depth", [0, 1, 30, MAX_DEPTH, 199])
+def test_the_programs_stack_is_in_the_record(isa: Isa, depth: int) -> None:
+    machine = Arm64Machine() if isa is ARM64 else Machine()
+    machine.readers.user_stack = PROGRAM[:depth]
+    make = arm64.make_probe if isa is ARM64 else make_probe
+    loaded = machine.load([make("p f a=$arg1 st=$ustack b=$arg2:u8")])  # pyright: ignore[reportArgumentType] - of its kind
+
+    machine.hit(loaded)  # pyright: ignore[reportArgumentType] - of its kind
+
+    (found,) = records(machine, 0)  # pyright: ignore[reportArgumentType] - either is read alike
+    assert found.values[1] == packed(PROGRAM[:depth][:MAX_DEPTH])
+    assert found.size == loaded.probes[0].layout.size + 8 * min(depth, MAX_DEPTH)
+    assert machine.readers.walks == []
+
+
+@EVERY_ISA
+def test_a_programs_stack_is_not_walked_in_an_nmi(isa: Isa) -> None:
+    machine = Arm64Machine() if isa is ARM64 else Machine()
+    make = arm64.make_probe if isa is ARM64 else make_probe
+    loaded = machine.load([make("p f st=$ustack")])  # pyright: ignore[reportArgumentType] - of its kind
+    machine.preempt_count += NMI
+
+    machine.hit(loaded)  # pyright: ignore[reportArgumentType] - of its kind
+
+    (found,) = records(machine, 0)  # pyright: ignore[reportArgumentType] - either is read alike
+    assert found.values == (b"",)
+
+
+def test_both_stacks_are_beside_each_other() -> None:
+    machine = Machine()
+    machine.readers.stack, machine.readers.user_stack = CALLERS[:9], PROGRAM[:3]
+    probe = make_extra("p f", SyntheticFields(stacktrace=True, userstacktrace=True))
+    loaded = machine.load([probe])
+
+    machine.hit(loaded)
+
+    (found,) = records(machine, 0)
+    names = [field.name for field in probe.layout.fields]
+    assert names == ["common_stacktrace", "common_userstacktrace"]
+    assert found.values == (packed([SITE, *CALLERS[:9]]), packed(PROGRAM[:3]))
+
+
+def test_a_kernel_that_cannot_walk_a_programs_stack_is_told_apart() -> None:
+    definition, kernel = read("p f st=$ustack"), make_kernel([symbol("f", SITE)])
+
+    with pytest.raises(DefinitionError, match="CONFIG_USER_STACKTRACE_SUPPORT"):
+        resolve(definition, kernel, X86_64, event_id=1, locate=lambda found: found.addr)
 
 
 def test_a_kernel_that_cannot_walk_stacks_is_told_apart() -> None:

@@ -9,7 +9,7 @@ from kprobes.resolve.explain import explain, format_text
 from kprobes.resolve.resolve import check_alike
 from tests.build.kernel import make_extra, make_probe
 
-BOTH = SyntheticFields(duration=True, exit=True)
+BOTH = SyntheticFields(duration=True, exits=True)
 
 
 def test_they_come_last_and_each_when_it_is_wanted() -> None:
@@ -24,7 +24,7 @@ def test_they_come_last_and_each_when_it_is_wanted() -> None:
     assert probe.layout.size == HEADER + 32
     for synthetic_fields, names in (
         (SyntheticFields(duration=True), ["duration"]),
-        (SyntheticFields(exit=True), ["exit"]),
+        (SyntheticFields(exits=True), ["exit"]),
     ):
         found = make_extra("r f", synthetic_fields).layout.fields
         assert [field.name for field in found] == names

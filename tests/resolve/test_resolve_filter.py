@@ -51,7 +51,7 @@ def test_an_argument_comes_before_a_field_of_its_name() -> None:
 
 
 def test_at_a_return_there_are_the_function_and_the_extra_fields() -> None:
-    fields = filter_fields(make_extra("r f", SyntheticFields(duration=True, exit=True)))
+    fields = filter_fields(make_extra("r f", SyntheticFields(duration=True, exits=True)))
 
     assert fields["duration"].kind is FieldKind.TIME
     assert fields["exit"] == FilterField(kind=FieldKind.NUMBER, source=1, size=8)

@@ -118,7 +118,9 @@ def test_what_cannot_be_spelled_is_refused_with_the_release_that_has_it(
     ("probe", "column"),
     [
         (make_probe("p f a=%di st=$stacktrace"), 13),
+        (make_probe("p f a=%di st=$ustack"), 13),
         (make_extra("p f a=%di", SyntheticFields(stacktrace=True)), 0),
+        (make_extra("p f a=%di", SyntheticFields(userstacktrace=True)), 0),
         (make_extra("p f a=%di", SyntheticFields(tgid=True)), 0),
         (make_extra("r f", SyntheticFields(duration=True)), 0),
     ],

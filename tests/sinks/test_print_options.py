@@ -105,7 +105,7 @@ ROWS = [
 
 def lines_of(*options: str, is_terminal: bool = False) -> list[bytes]:
     batch = make_batch(LAYOUT, ROWS)
-    return raw_lines(batch, text_options(options), is_terminal=is_terminal)
+    return raw_lines(batch, text_options(options), (6, 1), is_terminal=is_terminal)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,21 @@ def lines_of(*options: str, is_terminal: bool = False) -> list[bytes]:
 )
 def test_lines_are_the_kernels(options: list[str], lines: list[bytes]) -> None:
     assert lines_of(*options) == lines
+
+
+@pytest.mark.parametrize(
+    ("version", "number"), [((6, 1), 12), ((6, 12), 12), ((6, 13), 13), ((7, 2), 13)]
+)
+def test_a_programs_stack_has_the_number_that_the_release_has(
+    version: tuple[int, int], number: int
+) -> None:
+    names = ("common_userstacktrace", "common_stacktrace")
+    layout = make_layout(5, ("userstacktrace", "stacktrace"), names=names)
+    batch = make_batch(layout, [Row(values=(packed([7]), packed([1])))])
+
+    lines = raw_lines(batch, text_options(["raw", "nocontext-info"]), version, is_terminal=False)
+
+    assert lines == [b"type: 5\ntype: %d\ntype: 4\n" % number]
 
 
 def test_a_terminal_gets_escapes_of_bytes_and_other_lines_as_they_are() -> None:

@@ -77,6 +77,28 @@ def test_the_stack_of_an_event_is_an_entry_of_its_own() -> None:
     ]
 
 
+def test_the_stack_of_a_program_is_an_entry_of_its_own_after_the_kernels() -> None:
+    types, names = ("stacktrace", "userstacktrace"), ("common_stacktrace", "common_userstacktrace")
+    program = packed([0x7F12_3456_789A, 0x40_1000])
+    rows = [Row(values=(STACK, program)), Row(ts=1, values=(STACK, b""))]
+    batch = make_batch(make_layout(1, types, names=names), rows)
+
+    out = lines_of(make_events([batch]), replace(NEW, symbol_at=named))[-11:]
+
+    head = out[0].partition(b"e1: ")[0]
+    assert out[:7] == [
+        head + b"e1: (vfs_read+0x0/0x310)",
+        head + b"<stack trace>",
+        b" => f10",
+        b" => f20",
+        head + b"<user stack trace>",
+        b" =>  <00007f123456789a>",
+        b" =>  <0000000000401000>",
+    ]
+    # One of a task that is the kernel's has none.
+    assert b"user" not in b"".join(out[7:])
+
+
 def test_on_a_terminal_a_stack_is_lines_and_its_names_move_no_cursor() -> None:
     layout = make_layout(1, ("stacktrace", "string"), names=("st", "s"))
     out = Terminal()

@@ -100,7 +100,8 @@ def _is_pattern(case: Case, ours: Ours, theirs: Verdict) -> bool:
 
 def _is_stack(case: Case, ours: Ours, theirs: Verdict) -> bool:
     del ours
-    return "$stacktrace" in case.text and theirs.text == Code.BAD_VAR.text
+    is_ours = "$stacktrace" in case.text or "$ustack" in case.text
+    return is_ours and theirs.text == Code.BAD_VAR.text
 
 
 def _is_hashed(case: Case, ours: Ours, theirs: Verdict) -> bool:
@@ -195,7 +196,7 @@ def _is_before_params(case: Case, ours: Ours, theirs: Verdict) -> bool:
 DIFFERENCES = (
     Difference("what is refused without a word", (Rule(_is_silent),)),
     Difference(
-        "patterns as places; `$stacktrace`; arguments at `MODULE:SYMBOL`",
+        "patterns as places; `$stacktrace`, `$ustack`; arguments at `MODULE:SYMBOL`",
         (Rule(_is_pattern), Rule(_is_stack), Rule(_is_waiting, _TYPED)),
     ),
     Difference("an address in a listing", (Rule(_is_hashed),)),

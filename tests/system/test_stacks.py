@@ -7,8 +7,13 @@ from collections.abc import Generator, Sequence
 import pytest
 
 import kprobes
+from kprobes.errors import DefinitionError
+from kprobes.model.abi import WALK_USER_STACK
+from kprobes.model.events import addresses
 from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.dialect import DIALECTS
+from tests.build.programs import BASE, PAGE, framed
 from tests.system.conftest import SUITES
 from tests.system.oracle import Tracefs
 
@@ -28,6 +33,9 @@ while [ $i -le 100 ]; do
 done
 true
 """
+_PROGRAM, _DEPTH = "/framed", 12
+_CALL = "sched_get_priority_min"
+"""A system call that nobody else in the guest makes."""
 _HEAD = re.compile(r".{16}-(?P<pid>\d+) +\[(?P<cpu>\d+)\] \S+ +[\d.]+: (?P<what>.*)")
 _EVENT = re.compile(r"(\w+): \(.*\)$")
 
@@ -37,8 +45,8 @@ Stacks = dict[Key, list[Stack]]
 """By event, task and, of idle ones, CPU the functions of each hit's stack, as time goes by."""
 
 
-def stacks_of(text: str) -> Stacks:
-    """Return the stacks of a trace's text, each of which comes after its event."""
+def stacks_of(text: str, what: str = "stack trace") -> Stacks:
+    """Return the stacks of a trace, each of which comes after its event, with such a head."""
     found: dict[Key, list[list[str]]] = defaultdict(list)
     # An interrupt's may come between an event and its stack: the last one that has none is its.
     events: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -52,7 +60,7 @@ def stacks_of(text: str) -> Stacks:
             if event is not None:
                 events[place].append(event[1])
             else:
-                assert head["what"] == "<stack trace>", line
+                assert head["what"] == f"<{what}>", line
                 frames = []
                 # A task may move between the kernel's probe and ours; there are several idle ones.
                 where = place if head["pid"] == "0" else (head["pid"], "")
@@ -68,7 +76,10 @@ def not_within(part: Sequence[Stack], whole: Sequence[Stack]) -> Stack | None:
 
 @pytest.fixture(scope="module", params=["6.1", "7.x"])
 def guest(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession]:
-    with kprobes.boot(MachineOptions(suite=SUITES[request.param], arch=arch)) as session:
+    files = {_PROGRAM: framed(_CALL, _DEPTH, arch=arch)}
+    options = MachineOptions(suite=SUITES[request.param], arch=arch, files=files)
+    with kprobes.boot(options) as session:
+        assert session.run(f"chmod 755 {_PROGRAM}").status == 0
         yield session
 
 
@@ -90,6 +101,44 @@ def stacks(guest: GuestSession) -> tuple[Stacks, Stacks]:
     assert not any(hits.all_missed for hits in trace.hits)
     assert trace.counts.lost == 0
     return stacks_of(trace.to_text()), stacks_of(native.text)
+
+
+def test_stacks_of_programs_are_those_of_the_kernel(guest: GuestSession, arch: str) -> None:
+    texts = [f"{each} {DIALECTS[arch].syscall}{each}" for each in ("read", _CALL)]
+    if guest.kernel.symbols.find(WALK_USER_STACK) is None:
+        # Of arm64 since 6.8.
+        with pytest.raises(DefinitionError, match="CONFIG_USER_STACKTRACE_SUPPORT"):
+            guest.probe(f"p:{texts[0]}", userstacktrace=True)
+        return
+    probe = guest.probe("\n".join(f"p:{text}" for text in texts), userstacktrace=True)
+    tracefs = Tracefs(guest)
+    tracefs.arm([f"p:theirs/{text}" for text in texts], buffer_kib=4096)
+    tracefs.run("echo 0 > tracing_on; echo 1 > options/userstacktrace; : > trace")
+    with guest.record(probe) as trace:
+        tracefs.start()
+        assert guest.run(f"{_PROGRAM}; dd if=/dev/zero of=/dev/null bs=77 count=9").status == 0
+        tracefs.stop()
+    native = tracefs.read()
+    tracefs.run("echo 0 > options/userstacktrace")
+    tracefs.disarm()
+
+    ours, theirs = (stacks_of(t, "user stack trace") for t in (trace.to_text(), native.text))
+    # The kernel keeps 8 addresses.
+    cut = {key: [stack[:8] for stack in found] for key, found in ours.items()}
+    missing = {key: not_within(found, cut.get(key, ())) for key, found in theirs.items()}
+    assert {key: stack for key, stack in missing.items() if stack is not None} == {}
+    asked = [stack for key, found in theirs.items() for stack in found if key[0] == _CALL]
+    (whole,) = [stack for key, found in ours.items() for stack in found if key[0] == _CALL]
+    assert (len(asked), len(whole)) == (1, _DEPTH + 1)
+    assert all(BASE < _address(each) < BASE + PAGE for each in whole)
+    # One program's, from anywhere in the kernel, as a key.
+    keys = trace[_CALL].count("ustack").keys[0].tolist()
+    assert [*map(addresses, keys)] == [tuple(map(_address, whole))]
+
+
+def _address(frame: str) -> int:
+    # As a program's is printed.
+    return int(frame.strip(" <>"), 16)
 
 
 def test_stacks_are_those_of_the_kernel(stacks: tuple[Stacks, Stacks], arch: str) -> None:

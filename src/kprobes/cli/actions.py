@@ -106,7 +106,7 @@ class TriggerAction(_Taking):
         namespace.triggers = {**given, last: (*given.get(last, ()), text)}
 
 
-OF_RECORDS = ("stacktrace", "record-tgid")
+OF_RECORDS = ("stacktrace", "userstacktrace", "record-tgid")
 """Trace options of the kernel that say what records have."""
 
 

@@ -88,9 +88,10 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
         return_method=options.return_method(args),
         synthetic_fields=SyntheticFields(
             duration=args.call_duration,
-            exit=args.exits,
+            exits=args.exits,
             tgid=args.record_tgid,
             stacktrace=args.stacktrace,
+            userstacktrace=args.userstacktrace,
         ),
     )
     if args.image is not None:

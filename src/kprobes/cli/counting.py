@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from kprobes.cli import options, trace
 from kprobes.cli.terminal import write_text
 from kprobes.errors import UsageError
-from kprobes.model.hist import STACK
+from kprobes.model.hist import STACK, USER_STACK
 
 if TYPE_CHECKING:
     from kprobes.model.definition import Definition
@@ -74,7 +74,7 @@ def add_by(parser: argparse.ArgumentParser, default: str) -> None:
         "--by",
         type=words,
         metavar="KEY,...",
-        help="comm, pid, cpu, function, stack, or an argument of the definition, as `flags` or "
+        help="comm, pid, cpu, function, stack, ustack, or an argument, as `flags` or "
         f"`size.log2`; up to three (default: {default})",
     )
 
@@ -223,8 +223,8 @@ def run(args: argparse.Namespace, out: BinaryIO, counting: Counting) -> int:
     """
     by: Sequence[str] = args.by or ()
     check_form(args.format, by, has_top=counting.shown.top is not None)
-    if STACK in by:
-        args.stacktrace = True
+    args.stacktrace = args.stacktrace or STACK in by
+    args.userstacktrace = args.userstacktrace or USER_STACK in by
     if args.summary[0] == "kprobe_profile":
         raise UsageError("--summary kprobe_profile is of events: here the table has the counts")
     if args.print_trigger:

@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=counting.words,
         default=(),
         metavar="KEY",
-        help="comm, pid, cpu, or an argument of the definition, at the bottom of all stacks",
+        help="comm, pid, cpu, ustack (the program's stack), or an argument of the definition, at "
+        "the bottom of all stacks",
     )
     counting.add_size(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there")

@@ -203,7 +203,8 @@ def add_trace_options(
         records: whether it records.
         prints: whether it prints events.
     """
-    of_records = "of records stacktrace (the kernel's), record-tgid (the task's process)"
+    of_records = "of records stacktrace (the kernel's), userstacktrace (the program's), "
+    of_records += "record-tgid (the task's process)"
     of_text = "of text sym-offset, sym-addr, record-tgid, fields, raw, hex, bin, verbose, "
     of_text += "noirq-info, nocontext-info, noprint-parent"
     what = [of_records] * records + [of_text] * prints
@@ -216,7 +217,8 @@ def add_trace_options(
         metavar="NAME",
         help=f"the kernel's trace option NAME: {'; '.join(what)}; can be given again",
     )
-    parser.set_defaults(stacktrace=False, record_tgid=False, text_options=())
+    of_records_too = dict.fromkeys(("stacktrace", "userstacktrace", "record_tgid"), False)
+    parser.set_defaults(**of_records_too, text_options=())
 
 
 def check_text_options(args: argparse.Namespace) -> None:
@@ -387,6 +389,7 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
     "exits": (False, "--exits"),
     "call_duration": (False, "--call-duration"),
     "stacktrace": (False, "-O stacktrace"),
+    "userstacktrace": (False, "-O userstacktrace"),
     "record_tgid": (False, "-O record-tgid"),
     "triggers": ({}, "--trigger"),
     "tracing_off": (False, "--tracing-off"),
@@ -402,6 +405,7 @@ _FIELDS = {
     _GUESTS["exits"][1]: "exit",
     _GUESTS["call_duration"][1]: "duration",
     _GUESTS["stacktrace"][1]: "common_stacktrace",
+    _GUESTS["userstacktrace"][1]: "common_userstacktrace",
     _GUESTS["record_tgid"][1]: "common_tgid",
 }
 """The names of those that add a field, and the field."""

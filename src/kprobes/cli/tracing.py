@@ -351,6 +351,7 @@ def define(args: argparse.Namespace, session: "AnySession", texts: Sequence[Give
             exits=args.exits,
             tgid=args.record_tgid,
             stacktrace=args.stacktrace,
+            userstacktrace=args.userstacktrace,
         )
         later += [(probe, each) for each in given.triggers if each not in now]
     # Another event's definition may stand after that of the trigger.

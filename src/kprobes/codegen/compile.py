@@ -30,6 +30,7 @@ declare i64 @llvm.ctlz.i64(i64, i1)
 declare dso_local i64 @clock()
 {readers}
 declare dso_local i64 @walk_stack(i64, i64, i64, i64)
+declare dso_local i64 @walk_user_stack(i64, i64)
 {externals}
 {functions}
 !0 = !{{!"branch_weights", i32 1000, i32 1}}
@@ -114,7 +115,7 @@ def saved_reads(
     operands += [operand for each in returning for operand in each.returns.kept]
     leaves = [leaf_of(operand) for operand in operands]
     names = {leaf.name for leaf in leaves if isinstance(leaf, RegisterValue)}
-    if any(isinstance(leaf, StackTraceValue) for leaf in leaves):
+    if any(isinstance(leaf, StackTraceValue) and not leaf.is_user for leaf in leaves):
         names.update(arch.unwound)
     return frozenset(call.aliases.get(name, name) for name in names) & set(call.saved)
 

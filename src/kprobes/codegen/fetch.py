@@ -14,6 +14,7 @@ from kprobes.model.abi import MAX_DEPTH, MAX_DYNAMIC, MAX_STRING
 from kprobes.model.definition import STACKTRACE
 from kprobes.model.plan import INSTANCE_COUNTER, INSTANCE_VALUES
 from kprobes.model.resolved import (
+    CONTEXT_NMI,
     CommValue,
     Constant,
     EntryCounter,
@@ -351,6 +352,8 @@ def walk(context: Context, operand: StackTraceValue, to: Value) -> Value:
     """
     # Where a register has the return address the unwinder begins with the caller's frame: the hit
     # and that address come first, and the unwinder skips the hit.
+    if operand.is_user:
+        return _walk_user(context, to)
     f, skipped, most = context.out, 0, MAX_DEPTH
     regs = _registers(context)
     if operand.has_link:
@@ -360,6 +363,25 @@ def walk(context: Context, operand: StackTraceValue, to: Value) -> Value:
     count = f.call("walk_stack", (regs, to, const(most), const(skipped)))
     count = f.op("and", count, 0xFFFFFFFF)
     return f.op("add", count, 2) if operand.has_link else count
+
+
+def _walk_user(context: Context, to: Value) -> Value:
+    # The program's memory may not be there, and in an NMI a page fault is not served:
+    # ftrace_trace_userstack() in kernel/trace/trace.c.
+    f = context.out
+    normal, done, before = (f.label(hint) for hint in ("normal", "walked", "before"))
+    f.jump(before)
+    f.place(before)
+    is_nmi = f.op("and", per_cpu.preempt_count(context), CONTEXT_NMI)
+    f.branch(f.compare("eq", is_nmi, 0), normal, done, is_likely=True)
+    f.place(normal)
+    count = f.op("and", f.call("walk_user_stack", (to, const(MAX_DEPTH))), 0xFFFFFFFF)
+    walked = f.label("counted")
+    f.jump(walked)
+    f.place(walked)
+    f.jump(done)
+    f.place(done)
+    return f.phi({before: const(0), walked: count})
 
 
 def _registers(context: Context) -> Value:

@@ -9,7 +9,7 @@ from functools import partial
 from kprobes.arch.registry import machine
 from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
 from kprobes.guest.guest import GuestMemory
-from kprobes.model.abi import WALK_STACK, Readers, TaskAbi
+from kprobes.model.abi import WALK_STACK, WALK_USER_STACK, Readers, TaskAbi
 from kprobes.model.kernel import Kernel, Types, place_of
 from kprobes.sinks.names import TraceSource
 from kprobes.units import Addr
@@ -52,10 +52,11 @@ def task_abi(kernel: Kernel) -> TaskAbi:
 
 def readers(kernel: Kernel) -> Readers:
     """Find the guest's fault-safe readers, or raise TargetError."""
-    walker = kernel.symbols.find(WALK_STACK)
+    walkers = {"walk_stack": WALK_STACK, "walk_user_stack": WALK_USER_STACK}
+    found = {role: kernel.symbols.find(name) for role, name in walkers.items()}
     return Readers(
         **{role: first_of(kernel, *names) for role, names in _READERS.items()},
-        walk_stack=Addr(0) if walker is None else walker.addr,
+        **{role: each.addr for role, each in found.items() if each is not None},
     )
 
 

@@ -58,7 +58,10 @@ _UPCALL_INSTANCES = 256
 _NO_INSTANCES = InstanceTable(addr=Addr(0), count=0, stride=8, trampoline=Addr(0))
 _HEAD_ROOM, _STUB_ROOM, _ALIGNMENT = 1024, 4096, 16
 """Bytes that are enough: for what comes before a site's bodies, for the entry stub, for padding."""
-_READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user", "walk_stack")
+_READERS = (
+    *("copy_kernel", "copy_user", "string_kernel", "string_user"),
+    *("walk_stack", "walk_user_stack"),
+)
 
 
 class Program(Struct, frozen=True, kw_only=True):

@@ -332,10 +332,11 @@ def near_register(name: str, registers: Collection[str]) -> str:
 ARGUMENTS_MAX = 2048
 """THREAD_SIZE / sizeof(long): 16 KiB stacks on x86-64 and arm64. Words of the stack, too."""
 
-_VARIABLES = "variables: $argN $arg* $retval $stack $stackN $stacktrace $comm $current"
+_VARIABLES = "variables: $argN $arg* $retval $stack $stackN $stacktrace $ustack $comm $current"
 _RETVAL = "$retval"
 _CURRENT = "$current"
 STACKTRACE = "$stacktrace"
+_USER_STACK = "$ustack"
 
 
 def read_variable(token: Token, context: ParseContext) -> Reading:
@@ -353,6 +354,8 @@ def read_variable(token: Token, context: ParseContext) -> Reading:
         return _current(token)
     if text == STACKTRACE:
         return leaf(Stacktrace(span=token.span), token)
+    if text == _USER_STACK:
+        return leaf(Stacktrace(span=token.span, is_user=True), token)
     if text.startswith("$stack"):
         return _stack(token)
     if text.startswith("$arg"):

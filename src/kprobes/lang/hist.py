@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from kprobes.errors import DefinitionError
 from kprobes.lang.lexer import read_unsigned
 from kprobes.model.codes import HistCode, hist_error
-from kprobes.model.definition import STACKTRACE
+from kprobes.model.definition import STACKTRACE, USER_STACKTRACE
 from kprobes.model.hist import (
     DEFAULT_SIZE,
     LARGEST_SIZE,
@@ -27,6 +27,7 @@ from kprobes.model.hist import (
     OWN_MODIFIERS,
     PERCENT,
     STACK,
+    USER_STACK,
     HistField,
     HistKind,
     HistTrigger,
@@ -222,7 +223,8 @@ class _Reader:
         return keys
 
     def _check_stack(self, word: str, key: HistField) -> None:
-        wanted = None if key.name in (STACKTRACE, STACK) else Modifier.STACKTRACE
+        plain = (STACKTRACE, STACK, USER_STACKTRACE, USER_STACK)
+        wanted = None if key.name in plain else Modifier.STACKTRACE
         if key.modifier is not wanted:
             hint = f"a stack is written {key.name}{'.stacktrace' if wanted else ''}"
             raise self._error(HistCode.BAD_KEY, word, hint)

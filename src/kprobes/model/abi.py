@@ -31,6 +31,8 @@ MAX_DEPTH = 127
 """Most addresses of a stack in a record."""
 WALK_STACK = "stack_trace_save_regs"
 """The kernel's own unwinder, from given registers: kernel/stacktrace.c."""
+WALK_USER_STACK = "stack_trace_save_user"
+"""Likewise of a program, by its frame pointers."""
 
 SLACK = 32768
 """Bytes after a ring for a record that begins before the ring's end."""
@@ -66,6 +68,7 @@ class Readers(Struct, frozen=True, kw_only=True):
         copy_kernel, copy_user, string_kernel, string_user: (to, from, bytes), fault-safe.
         walk_stack: (pt_regs, to, addresses, how many to skip) to the number of addresses; 0 where
             the kernel has no such function.
+        walk_user_stack: (to, addresses), likewise of the task's program.
     """
 
     copy_kernel: Addr
@@ -73,6 +76,7 @@ class Readers(Struct, frozen=True, kw_only=True):
     string_kernel: Addr
     string_user: Addr
     walk_stack: Addr = Addr(0)
+    walk_user_stack: Addr = Addr(0)
 
 
 class GuestAbi(Struct, frozen=True, kw_only=True):

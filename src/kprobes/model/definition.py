@@ -5,6 +5,7 @@ that records have beside what their definitions fetch.
 """
 
 from enum import StrEnum
+from typing import TypedDict
 
 from msgspec import Struct
 
@@ -15,6 +16,7 @@ DURATION = "duration"
 EXIT = "exit"
 STACKTRACE = "common_stacktrace"
 """The kernel's name of it in its hist triggers."""
+USER_STACKTRACE = "common_userstacktrace"
 TGID = "common_tgid"
 """The kernel's name of it in events of long ago."""
 
@@ -24,26 +26,40 @@ class SyntheticFields(Struct, frozen=True, kw_only=True):
 
     Attributes:
         duration: of every return probe, the ns from the entry of the call to its return.
-        exit: of these, the instruction by which the function was left.
+        exits: of these, the instruction by which the function was left.
         tgid: of every probe, the pid of the task's process.
         stacktrace: of every probe, the kernel's stack at the hit.
+        userstacktrace: of every probe, the stack of the task's program.
         is_stack_triggered: whether that is empty but where a trigger ``stacktrace`` asks for it.
     """
 
     duration: bool = False
-    exit: bool = False
+    exits: bool = False
     tgid: bool = False
     stacktrace: bool = False
+    userstacktrace: bool = False
     is_stack_triggered: bool = False
 
 
 NO_SYNTHETIC_FIELDS = SyntheticFields()
+
+
+class SyntheticFieldWords(TypedDict, total=False):
+    """Those of ``SyntheticFields`` that users ask for, as keywords."""
+
+    duration: bool
+    exits: bool
+    tgid: bool
+    stacktrace: bool
+    userstacktrace: bool
+
 
 INSTEAD = {
     DURATION: "here `p FUNCTION` and `r FUNCTION` give the times of both, by task",
     EXIT: "here `p FUNCTION+OFFSET` probes each of its returns, which `kprobe xray` shows",
     TGID: "here the kernel's trace option `record-tgid` puts it into its own `trace` file",
     STACKTRACE: "here the kernel's trace option `stacktrace` puts it into its own `trace` file",
+    USER_STACKTRACE: "here the kernel's trace option `userstacktrace` puts it into `trace`",
 }
 """What to do for each on this machine's own kernel, which has no such fields."""
 
@@ -124,9 +140,10 @@ class Comm(Struct, frozen=True, kw_only=True):
 
 
 class Stacktrace(Struct, frozen=True, kw_only=True):
-    """``$stacktrace``: the kernel's stack (ours, not the kernel's)."""
+    """``$stacktrace``, ``$ustack``: the kernel's stack, or the program's; no kernel has them."""
 
     span: Span
+    is_user: bool = False
 
 
 class Immediate(Struct, frozen=True, kw_only=True):

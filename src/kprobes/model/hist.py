@@ -21,6 +21,8 @@ DEFAULT_SIZE = 1 << 11
 LEAST_SIZE, LARGEST_SIZE = 1 << 7, 1 << 17
 STACK = "stack"
 """Ours: a hit's stack, whole, where the kernel's ``common_stacktrace`` is cut."""
+USER_STACK = "ustack"
+"""Ours: the stack of the task's program."""
 STACK_DEPTH = 16
 """Addresses of a stack that is a key of the kernel's: HIST_STACKTRACE_DEPTH."""
 MAX_TEXT = 255

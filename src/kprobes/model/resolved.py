@@ -181,9 +181,11 @@ class StackTraceValue(Struct, frozen=True, kw_only=True):
     Attributes:
         has_link: whether a register still has the first of them, where the unwinder of the guest
             does not look for it.
+        is_user: whether it is of the task's program, from where that has entered the kernel.
     """
 
-    has_link: bool
+    has_link: bool = False
+    is_user: bool = False
 
 
 class Load(Struct, frozen=True, kw_only=True):

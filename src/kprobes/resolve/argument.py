@@ -81,7 +81,8 @@ def _is_plain(found: Fetched) -> bool:
 
 def stack(name: str, operand: StackTraceValue) -> Fetched:
     """Return a stack, ready to be laid out."""
-    return Fetched(name=name, type="stacktrace", storage=Storage.STACK, size=4, operand=operand)
+    type_ = "userstacktrace" if operand.is_user else "stacktrace"
+    return Fetched(name=name, type=type_, storage=Storage.STACK, size=4, operand=operand)
 
 
 def _text(arg: FetchArg, operand: Operand) -> Fetched:

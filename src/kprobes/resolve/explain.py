@@ -56,7 +56,10 @@ def explain(fetch: FieldFetch) -> str:
     if isinstance(operand, EntryCounter):
         return "ns since the entry"
     if isinstance(operand, StackTraceValue):
-        return "the kernel's stack, by its own unwinder"
+        whose = (
+            "the program's stack, by frame pointers" if operand.is_user else "the kernel's stack"
+        )
+        return f"{whose}, by the kernel's own unwinder"
     text = f'"{fetch.field.text.decode(errors="backslashreplace")}"'
     value = text if fetch.field.storage is Storage.TEXT else _value(operand)
     return f"{_type(fetch)} = {value}{_bits(fetch)}"

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from kprobes.arch.arch import Arch, Base
 from kprobes.errors import DefinitionError
-from kprobes.model.abi import WALK_STACK
+from kprobes.model.abi import WALK_STACK, WALK_USER_STACK
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import (
     Argument,
@@ -265,8 +265,8 @@ def _leaf(context: ResolveContext, fetch: Fetch) -> Operand:
             return RegisterValue(name="sp")
         case StackSlot(number=number):
             return StackValue(slot=number)
-        case Stacktrace():
-            return stack_trace(context, fetch.span.start)
+        case Stacktrace(is_user=is_user):
+            return stack_trace(context, fetch.span.start, is_user=is_user)
         case Immediate(value=value):
             return Constant(value=value & U64)
         case MemoryAt() | MemoryOf():
@@ -287,19 +287,27 @@ def _task_leaf(fetch: Fetch) -> Operand:
             raise TypeError(f"{fetch} is not expanded")
 
 
-def stack_trace(context: ResolveContext, column: int) -> StackTraceValue:
+def stack_trace(context: ResolveContext, column: int, *, is_user: bool = False) -> StackTraceValue:
     """Return how the stack is fetched.
 
     Args:
         context: the definition, and its kernel.
         column: of the caret.
+        is_user: whether it is the program's.
 
     Raises:
-        DefinitionError: the kernel cannot walk its stacks.
+        DefinitionError: the kernel cannot walk its stacks, or those of programs.
     """
-    if context.kernel.symbols.find(WALK_STACK) is None:
-        hint = f"it has no {WALK_STACK}: CONFIG_STACKTRACE, since 5.2"
-        raise context.error(Code.NOT_IN_RELEASE, column, hint)
+    walker = WALK_USER_STACK if is_user else WALK_STACK
+    if context.kernel.symbols.find(walker) is None:
+        since = (
+            "CONFIG_USER_STACKTRACE_SUPPORT, of arm64 since 6.8"
+            if is_user
+            else ("CONFIG_STACKTRACE, since 5.2")
+        )
+        raise context.error(Code.NOT_IN_RELEASE, column, f"it has no {walker}: {since}")
+    if is_user:
+        return StackTraceValue(is_user=True)
     has_link = context.arch.code.call.link is not None
     return StackTraceValue(has_link=has_link and context.is_entry and not context.is_return)
 

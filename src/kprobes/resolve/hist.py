@@ -2,11 +2,12 @@
 
 from msgspec.structs import replace
 
-from kprobes.model.definition import STACKTRACE, TGID
+from kprobes.model.definition import STACKTRACE, TGID, USER_STACKTRACE
 from kprobes.model.filter import Header
 from kprobes.model.hist import (
     STACK,
     STACK_DEPTH,
+    USER_STACK,
     HistField,
     HistKind,
     KnownFields,
@@ -35,9 +36,10 @@ _TIMESTAMP = HistField(name="common_timestamp", source=Special.TIMESTAMP)
 _TGID = HistField(name="tgid", source=Header.TGID, is_signed=True)
 _ENTRY, _RETURN, _CALLER = "__probe_ip", "__probe_func", "__probe_ret_ip"
 _STACKS = (STACKTRACE, "stacktrace", "STACKTRACE")
-_NO_STACK = "the event was recorded without its stack, which -O stacktrace adds"
+_NO_STACK = "the event was recorded without its stack, which -O {} adds"
 _MISSING = {
-    **dict.fromkeys((*_STACKS, STACK), _NO_STACK),
+    **dict.fromkeys((*_STACKS, STACK), _NO_STACK.format("stacktrace")),
+    **dict.fromkeys((USER_STACKTRACE, USER_STACK), _NO_STACK.format("userstacktrace")),
     "common_flags": "a record has them in another form",
     "common_preempt_count": "a record has it in another form",
     ".syscall": "names of system calls are not known here",
@@ -73,6 +75,8 @@ def known_fields(layout: RecordLayout, *, of_guest: bool = False) -> KnownFields
     if STACKTRACE in fields:
         places |= dict.fromkeys(_STACKS, fields[STACKTRACE])
         places[STACK] = replace(fields[STACKTRACE], name=STACK, width=0)
+    if USER_STACKTRACE in fields:
+        places[USER_STACK] = replace(fields[USER_STACKTRACE], name=USER_STACK)
     others = {name: field for name, field in (_GENERIC | places).items() if name not in own}
     missing = _MISSING | (_OF_GUEST if of_guest else _OF_RECORD) | arrays
     return KnownFields(fields=fields | others, missing=missing)
@@ -86,7 +90,8 @@ def _known(field: Field) -> HistField | None:
     if field.storage is Storage.DURATION:
         return HistField(name=field.name, source=field.index, kind=HistKind.DURATION)
     if field.storage is Storage.STACK:
-        kind, width = HistKind.STACK, STACK_DEPTH
+        # No kernel has a key of the program's stack.
+        kind, width = HistKind.STACK, 0 if field.type == "userstacktrace" else STACK_DEPTH
         return HistField(name=field.name, source=field.index, kind=kind, width=width, is_kept=True)
     is_number = field.storage is Storage.NUMBER and field.type != "symstr"
     return HistField(

@@ -13,7 +13,15 @@ from msgspec import Struct
 from kprobes.arch.arch import Arch
 from kprobes.errors import DefinitionError
 from kprobes.model.codes import Code, rejection
-from kprobes.model.definition import DURATION, EXIT, STACKTRACE, TGID, Definition, Kind
+from kprobes.model.definition import (
+    DURATION,
+    EXIT,
+    STACKTRACE,
+    TGID,
+    USER_STACKTRACE,
+    Definition,
+    Kind,
+)
 from kprobes.model.filter import FieldKind, FilterField, Header
 from kprobes.model.kernel import Kernel, Symbol
 from kprobes.model.resolved import (
@@ -53,12 +61,14 @@ def extra_fields(context: ResolveContext) -> tuple[Fetched, ...]:
     """
     synthetic_fields = context.definition.synthetic_fields
     is_return = context.definition.kind is Kind.RETURN
-    wanted = ((synthetic_fields.duration, _DURATION), (synthetic_fields.exit, _EXIT))
+    wanted = ((synthetic_fields.duration, _DURATION), (synthetic_fields.exits, _EXIT))
     found = [field for is_wanted, field in wanted if is_wanted and is_return]
     if synthetic_fields.tgid:
         found.append(_PROCESS)
     if synthetic_fields.stacktrace:
         found.append(stack(STACKTRACE, stack_trace(context, 0)))
+    if synthetic_fields.userstacktrace:
+        found.append(stack(USER_STACKTRACE, stack_trace(context, 0, is_user=True)))
     names = {field.name for field in found}
     for arg in context.definition.args:
         if arg.name in names:
@@ -239,7 +249,8 @@ def resolve(
     expanded, fetched, shape = definition, (), _PLAIN
     # Tens of thousands that a pattern names have nothing to look up.
     extra = definition.synthetic_fields
-    if definition.args or definition.kind is Kind.RETURN or extra.stacktrace or extra.tgid:
+    has_extra = extra.stacktrace or extra.userstacktrace or extra.tgid
+    if definition.args or definition.kind is Kind.RETURN or has_extra:
         expanded, fetched = _expand_and_fetch(definition, kernel, arch, target)
         shape = lay_out(fetched, has_caller=definition.kind is Kind.RETURN)
     ip = ip_of(target, locate)

@@ -15,6 +15,7 @@ from kprobes.model.definition import (
     INSTEAD,
     STACKTRACE,
     TGID,
+    USER_STACKTRACE,
     Comm,
     Definition,
     Deref,
@@ -112,7 +113,8 @@ def _argument(
     written = f"{arg.name}={arg.text}"
     is_same = definition.command[arg.span.start : arg.span.stop] == written
     if isinstance(arg.fetch, Stacktrace):
-        raise _only_in_guests(definition, STACKTRACE, arg.body.start)
+        name = USER_STACKTRACE if arg.fetch.is_user else STACKTRACE
+        raise _only_in_guests(definition, name, arg.body.start)
     if is_plain(arg) and _has_type(arg, version):
         return Word(text=written, span=arg.span, is_same=is_same)
     late = _too_late(fetch.operand, version)
@@ -244,6 +246,6 @@ def _unknown(
 
 
 def _only_in_guests(definition: Definition, name: str, column: int) -> DefinitionError:
-    where = "" if name in (STACKTRACE, TGID) else " at their returns"
+    where = "" if name in (STACKTRACE, USER_STACKTRACE, TGID) else " at their returns"
     hint = f"only functions of guests have the extra field {name!r}{where}: {INSTEAD[name]}"
     return rejection(Code.NOT_IN_RELEASE, command=definition.command, column=column, hint=hint)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.model.definition import STACKTRACE
+from kprobes.model.definition import STACKTRACE, USER_STACKTRACE
 from kprobes.model.events import Batch, Column
 from kprobes.model.resolved import Field, Storage
 from kprobes.model.text_options import TextOptions
@@ -131,8 +131,10 @@ def _kernel_string(names: Names, addr: int) -> bytes:
 
 
 _TYPE = b"type: %d\n"
-_STACK = _TYPE % 4
-"""TRACE_STACK of enum trace_type."""
+_STACK, _USER_STACK, _NEWER_USER_STACK = 4, 12, 13
+"""TRACE_STACK and TRACE_USER_STACK of enum trace_type."""
+_NEWER = (6, 13)
+"""With TRACE_GRAPH_RETADDR_ENT in front of it: 21e92806d39c."""
 _WHERE = np.dtype([("pid", "<u4"), ("cpu", "<u4"), ("ts", "<u8")])
 
 
@@ -141,23 +143,29 @@ def is_raw(options: TextOptions) -> bool:
     return options.raw or options.hex or options.bin
 
 
-def raw_lines(batch: Batch, options: TextOptions, *, is_terminal: bool) -> list[bytes]:
-    """Return the line of each event, and in it one more of its stack.
+def raw_lines(
+    batch: Batch, options: TextOptions, version: tuple[int, int], *, is_terminal: bool
+) -> list[bytes]:
+    """Return the line of each event, and in it one more of each stack.
 
     Args:
         batch: any.
         options: of which ``bin`` comes before ``hex``, and that before ``raw``.
+        version: of the kernel.
         is_terminal: whether bytes that it would act on are escapes.
     """
     # print_hex_fmt() ends the line once more.
     end = b"\n" if options.hex and not options.bin else b""
-    event, stack = _TYPE % batch.layout.event_id + end, _STACK + end
+    event = _TYPE % batch.layout.event_id + end
+    user_stack = _USER_STACK if version < _NEWER else _NEWER_USER_STACK
+    stacks = {STACKTRACE: _STACK, USER_STACKTRACE: user_stack}
     heads = _heads(batch, options) if options.context_info else [b""] * len(batch)
     if options.bin and is_terminal:
         heads = [visible_line(head + b"\n")[:-1] for head in heads]
     lines = [head + event for head in heads]
     for field, values in zip(batch.layout.fields, batch.values, strict=True):
-        if field.name == STACKTRACE:
+        if field.name in stacks:
+            stack = _TYPE % stacks[field.name] + end
             each = zip(lines, heads, values.tolist(), strict=True)
             lines = [line + head + stack if found else line for line, head, found in each]
     return lines

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.model.definition import STACKTRACE, TGID
+from kprobes.model.definition import STACKTRACE, TGID, USER_STACKTRACE
 from kprobes.model.events import SYSCALLS, TRACERS, Batch, Column, Events, addresses
 from kprobes.model.resolved import MIGRATE_SINCE, Field, Storage
 from kprobes.model.text_options import TextOptions
@@ -187,7 +187,7 @@ _NS_PER_US = np.uint64(1000)
 _US_PER_S = np.uint64(1_000_000)
 
 
-_ENTRY = b"%b%b<stack trace>\n%b"
+_ENTRY = b"%%b%%b<%b>\n%%b"
 _FUNCTION = "function"
 """The function tracer's event."""
 
@@ -225,7 +225,11 @@ class TextSink:
         self._options = source.options
         self._contexts = ContextTexts(partial(_head, source.version, source.options))
         self._names = Names(source)
-        self._stacks = [_StackTexts(show) for show in (self._field, self._entry)]
+        self._stacks = _StackTexts(self._field)
+        self._entries = {
+            STACKTRACE: (_ENTRY % b"stack trace", _StackTexts(self._entry)),
+            USER_STACKTRACE: (_ENTRY % b"user stack trace", _StackTexts(_user_entry)),
+        }
         self._print_fmts: dict[int, PrintedEvent] = {}
         self._written: int | None = None
         self._counts_at: int | None = None
@@ -265,7 +269,8 @@ class TextSink:
     def lines(self, batch: Batch) -> list[bytes]:
         """Return one line per event."""
         if is_raw(self._options):
-            return raw_lines(batch, self._options, is_terminal=self._is_terminal)
+            version, is_terminal = self._source.version, self._is_terminal
+            return raw_lines(batch, self._options, version, is_terminal=is_terminal)
         form, where = self._where(batch)
         spec, found = self._event(batch)
         lines = _formatted(form + spec + b"\n", [*where, *found], len(batch))
@@ -274,7 +279,7 @@ class TextSink:
             lines = (line.rstrip(b"\n") + b"\n" for line in lines)
         if self._is_terminal:
             lines = map(visible_line, lines)
-        return self._with_stacks(batch, list(lines), _formatted(form, where, len(batch)))
+        return self._with_stacks(batch, list(lines), [*_formatted(form, where, len(batch))])
 
     def _where(self, batch: Batch) -> Shown:
         # Task, CPU and time.
@@ -296,16 +301,17 @@ class TextSink:
             return self._of_function(batch)
         return self._printed(batch)
 
-    def _with_stacks(self, batch: Batch, lines: list[bytes], heads: Iterable[bytes]) -> list[bytes]:
+    def _with_stacks(self, batch: Batch, lines: list[bytes], heads: list[bytes]) -> list[bytes]:
         # Below the event's line, whatever their place among the fields.
         for field, values in zip(batch.layout.fields, batch.values, strict=True):
             if field.storage is not Storage.STACK:
                 continue
-            stacks = map(self._stacks[field.name == STACKTRACE].__getitem__, values.tolist())
-            if field.name == STACKTRACE:
+            entry, texts = self._entries.get(field.name, (b"", self._stacks))
+            stacks = map(texts.__getitem__, values.tolist())
+            if entry:
                 # As of the kernel's trace option, or trigger: an entry of its own.
                 entries = zip(lines, heads, stacks, strict=True)
-                lines = [_ENTRY % each if each[2] else each[0] for each in entries]
+                lines = [entry % each if each[2] else each[0] for each in entries]
             else:
                 form = b"%b" + _literal(f" {field.name}=STACK:\n") + b"%b"
                 pairs = zip((line[:-1] for line in lines), stacks, strict=True)
@@ -378,6 +384,11 @@ class TextSink:
         spec, columns = printed.shown(batch, self._names)
         is_named = bool(printed.unknown) or layout.group not in (TRACERS, SYSCALLS)
         return (_literal(f"{layout.event}: ") + spec if is_named else spec), columns
+
+
+def _user_entry(stack: bytes) -> bytes:
+    # trace_user_stack_print(), without the option ``sym-userobj``.
+    return b"".join(b" =>  <%016x>\n" % addr for addr in addresses(stack))
 
 
 def _formatted(form: bytes, columns: list[list[Any]], count: int) -> Iterable[bytes]:
