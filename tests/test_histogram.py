@@ -208,7 +208,33 @@ def test_what_has_no_room_for_its_bucket_is_dropped_and_what_is_known_counts() -
     # 512 entries: each number up to 128 has one, of the others some share one.
     assert found.hits + found.dropped == 2000
     assert found.dropped % 2 == 0
-    assert len(found.buckets.entries) <= 512 if found.buckets is not None else False
+    (buckets,) = found.buckets
+    assert len(buckets.entries) <= 512
+
+
+def test_percentiles_of_several_fields_are_those_of_each() -> None:
+    rng = random.Random(5)
+    rows = random_rows(rng, 400)
+    rounds = [in_order([make_batch(READ, part)]) for part in (rows[:90], rows[90:])]
+    alone = [
+        counted(f"keys=comm:vals={field}.p50,{field}.p99:size=4096", *rounds)
+        for field in ("count", "got", "wide")
+    ]
+
+    found = counted(
+        "keys=comm:vals=count.p50,got.p50,wide.p50,got.p99,count.p99,wide.p99:size=4096", *rounds
+    )
+
+    columns = found.columns()
+    for each in alone:
+        expected = each.columns()
+        assert {name: columns[name].tolist() for name in expected} == {
+            name: column.tolist() for name, column in expected.items()
+        }
+    # They add and subtract, too.
+    first, second = (counted(found.trigger.text, each) for each in rounds)
+    assert entries(first + second) == entries(found)
+    assert entries(found - first) == entries(second)
 
 
 def test_programs_get_columns() -> None:

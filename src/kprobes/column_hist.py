@@ -138,11 +138,10 @@ class ColumnHist:
         else:
             unmeasured = 0
         keys = [self._codes(batch, key) for key in trigger.keys]
-        if (field := trigger.percentile_of) is not None:
+        for field in trigger.percentiles:
             numbers = _number(batch, field)
-            keys.append(
-                bucket_of(numbers.view(np.int64) if field.is_signed else numbers).view(np.uint64)
-            )
+            buckets = bucket_of(numbers.view(np.int64) if field.is_signed else numbers)
+            keys.append(buckets.view(np.uint64))
         return _Part(
             keys=keys,
             columns=[_taken(_number(batch, each), each) for each in trigger.columns],
@@ -290,7 +289,7 @@ class _Texts(dict[bytes | None, int]):
 
 
 class _Part(Struct, frozen=True, kw_only=True, eq=False):
-    # Events of one layout: keys, the bucket last, and columns; where each stands in the order of
+    # Events of one layout: keys, buckets last, and columns; where each stands in the order of
     # time.
     batch: Batch
     keys: Sequence[Numbers]
@@ -367,8 +366,8 @@ class _Table:
     def histogram(self, source: TraceSource, texts: _Texts) -> Histogram:
         """Return a copy, sorted."""
         names = objects(texts.names)
-        has_bucket = self.trigger.percentile_of is not None
-        width = len(self.trigger.keys) + has_bucket
+        count = len(self.trigger.keys)
+        width = count + len(self.trigger.percentiles)
         words = np.array([*self._rows], np.uint64).reshape(-1, width).T
         keys = (
             names[codes.astype(np.int64)] if key.kind in _TEXTUAL else codes.copy()
@@ -384,7 +383,7 @@ class _Table:
             dropped=self._dropped,
             unmeasured=self._unmeasured,
         )
-        return of_entries(found, self._columns, words[-1].view(np.int64))
+        return of_entries(found, self._columns, words[count:].view(np.int64))
 
 
 def _joined(one: Numbers, other: Numbers, field: HistField) -> Numbers:

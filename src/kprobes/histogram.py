@@ -53,7 +53,7 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         vals: for each value its sum, or least, or greatest, or percentile; of an average the sum.
         dropped: hits for which the table had no room.
         unmeasured: hits that are left out, as they have no duration.
-        buckets: what percentiles are of, or None.
+        buckets: what percentiles are of, those of each field of ``trigger.percentiles``.
     """
 
     trigger: HistTrigger
@@ -64,7 +64,7 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
     vals: tuple[Numbers, ...]
     dropped: int = 0
     unmeasured: int = 0
-    buckets: HitBuckets | None = None
+    buckets: tuple[HitBuckets, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of entries."""
@@ -116,7 +116,7 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
             comms=self.comms[rows],
             hitcount=self.hitcount[rows],
             vals=tuple(val[rows] for val in self.vals),
-            buckets=None if self.buckets is None else self.buckets.take(rows),
+            buckets=tuple(each.take(rows) for each in self.buckets),
         )
 
     def sorted(self) -> "Histogram":
@@ -276,27 +276,24 @@ def merged(parts: Sequence[Histogram]) -> Histogram:
         ),
         dropped=sum(part.dropped for part in parts),
         unmeasured=sum(part.unmeasured for part in parts),
-        buckets=_merged_buckets(parts, which),
+        buckets=tuple(_merged_buckets(parts, which)),
     )
     return _with_percentiles(found).sorted()
 
 
-def _merged_buckets(parts: Sequence[Histogram], which: NDArray[np.int64]) -> HitBuckets | None:
-    buckets = [part.buckets for part in parts if part.buckets is not None]
-    if not buckets:
-        return None
+def _merged_buckets(parts: Sequence[Histogram], which: NDArray[np.int64]) -> Iterator[HitBuckets]:
     starts = np.cumsum([0, *map(len, parts)]).tolist()
-    entries = (which[start:][each.entries] for start, each in zip(starts, buckets, strict=False))
-    return summed(buckets, [*entries])
+    for buckets in zip(*(part.buckets for part in parts), strict=True):
+        pairs = zip(starts, buckets, strict=False)
+        yield summed(buckets, [which[start:][each.entries] for start, each in pairs])
 
 
 def _with_percentiles(histogram: Histogram) -> Histogram:
-    buckets = histogram.buckets
-    if buckets is None:
-        return histogram
+    fields = (field.source for field in histogram.trigger.percentiles)
+    of_source = dict(zip(fields, histogram.buckets, strict=True))
     pairs = zip(histogram.trigger.vals, histogram.vals, strict=True)
     vals = tuple(
-        buckets.percentile(field.width).view(np.uint64)
+        of_source[field.source].percentile(field.width).view(np.uint64)
         if field.modifier is Modifier.PERCENTILE
         else val
         for field, val in pairs
@@ -324,51 +321,52 @@ def since(later: Histogram, earlier: Histogram) -> Histogram:
         vals=tuple(vals),
         dropped=later.dropped - earlier.dropped,
         unmeasured=later.unmeasured - earlier.unmeasured,
-        buckets=_buckets_since(later, earlier, places),
+        buckets=tuple(_buckets_since(later, earlier, places)),
     )
     return _with_percentiles(found.take(np.flatnonzero(hitcount))).sorted()
 
 
 def _buckets_since(
     later: Histogram, earlier: Histogram, places: NDArray[np.int64]
-) -> HitBuckets | None:
+) -> Iterator[HitBuckets]:
     # What a bucket's least and greatest numbers were in between nobody knows: those of all are
     # in it, too.
-    now, then = later.buckets, earlier.buckets
-    if now is None or then is None:
-        return None
     entries = np.empty(len(earlier), np.int64)
     entries[places[places >= 0]] = np.flatnonzero(places >= 0)
-    taken = replace(then, hits=np.negative(then.hits))
-    return summed([now, taken], [now.entries, entries[then.entries]]).without_empty()
+    for now, then in zip(later.buckets, earlier.buckets, strict=True):
+        taken = replace(then, hits=np.negative(then.hits))
+        yield summed([now, taken], [now.entries, entries[then.entries]]).without_empty()
 
 
 def of_entries(
     histogram: Histogram, columns: Sequence[Numbers], buckets: NDArray[np.int64]
 ) -> Histogram:
-    """Return the histogram of a table's entries; what differs by its bucket only is one.
+    """Return the histogram of a table's entries; what differs by its buckets only is one.
 
     Args:
         histogram: keys and hits of the entries, without values.
         columns: that the trigger keeps, shape (n,) each.
-        buckets: of each entry, shape (n,); nothing is looked at without percentiles.
+        buckets: of each entry for each of ``trigger.percentiles``, shape (len of these, n).
     """
     trigger = histogram.trigger
     vals = (columns[trigger.columns_of(val)[0]].copy() for val in trigger.vals)
     found = replace(histogram, vals=tuple(vals))
-    field = trigger.percentile_of
-    if field is None:
+    if not trigger.percentiles:
         return found.sorted()
-    dtype = np.int64 if field.is_signed else np.uint64
-    least, most = (columns[at].view(dtype) for at in trigger.columns_of(field))
-    detail = HitBuckets(
-        entries=np.arange(len(found)),
-        buckets=buckets,
-        hits=found.hitcount,
-        least=least,
-        most=most,
-    )
-    return merged([replace(found, buckets=detail)])
+    details: list[HitBuckets] = []
+    for field, own in zip(trigger.percentiles, buckets, strict=True):
+        dtype = np.int64 if field.is_signed else np.uint64
+        least, most = (columns[at].view(dtype) for at in trigger.columns_of(field))
+        details.append(
+            HitBuckets(
+                entries=np.arange(len(found)),
+                buckets=own,
+                hits=found.hitcount,
+                least=least,
+                most=most,
+            )
+        )
+    return merged([replace(found, buckets=tuple(details))])
 
 
 def combined(

@@ -199,7 +199,7 @@ def entry_size(trigger: HistTrigger) -> int:
 
 def _key_words(trigger: HistTrigger) -> int:
     words = sum(2 if key.source is Header.COMM else 1 for key in trigger.keys)
-    return words + (1 if trigger.percentile_of else 0)
+    return words + len(trigger.percentiles)
 
 
 def _words(data: bytes) -> tuple[int, ...]:
@@ -378,8 +378,7 @@ class Model:
         for each in trigger.keys:
             is_comm = each.source is Header.COMM
             key += words_of(comm) if is_comm else (self._taken(each, arguments),)
-        if trigger.percentile_of is not None:
-            key += (self._bucket(trigger.percentile_of, arguments),)
+        key += tuple(self._bucket(each, arguments) for each in trigger.percentiles)
         rows = self._rows[guest.number]
         if key not in rows and len(rows) == trigger.room:
             self.dropped += 1

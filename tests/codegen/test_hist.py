@@ -245,6 +245,32 @@ def test_percentiles_count_by_64_buckets_of_each_power_of_two(isa: Isa, type_: s
 
 
 @EVERY_ISA
+def test_percentiles_of_two_fields_count_by_both_buckets(isa: Isa) -> None:
+    text = "keys=common_type:vals=b.p50,a.p50,b.p99,b"
+    found = counted(isa, "p f a=$arg1:u64 b=$arg2:s64", text)
+    pairs = [(1, -1), (1, -1), (1, 70), (200, 70), (201, 70), (0, 0)]
+
+    for first, second in pairs:
+        found.hit(first, second & U64)
+
+    expected: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for first, second in pairs:
+        key = (1, bucket_of(second) & U64, bucket_of(first))
+        expected.setdefault(key, []).append((first, second))
+    assert counts_of(found) == {
+        key: (
+            len(own),
+            min(second for _, second in own) & U64,
+            max(second for _, second in own) & U64,
+            min(first for first, _ in own),
+            max(first for first, _ in own),
+            sum(second for _, second in own) & U64,
+        )
+        for key, own in expected.items()
+    }
+
+
+@EVERY_ISA
 @pytest.mark.parametrize("width", [1, 7, 4096, (1 << 63) + 1])
 def test_buckets_begin_at_multiples_of_their_width(isa: Isa, width: int) -> None:
     found = counted(isa, "p f a=$arg1:s64", f"keys=a,a.buckets={width}")

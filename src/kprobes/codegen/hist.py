@@ -87,10 +87,7 @@ def emit(emitter: Emitter, index: int, table: HistTable) -> None:
 def _count(hit: _Hit) -> None:
     f, trigger = hit.context.out, hit.table.trigger
     words = [word for key in trigger.keys for word in _words(hit, key)]
-    if trigger.percentile_of is not None:
-        words.append(
-            _bucket(hit.context, _number(hit, trigger.percentile_of), trigger.percentile_of)
-        )
+    words += [_bucket(hit.context, _number(hit, each), each) for each in trigger.percentiles]
     numbers = [_taken(hit.context, _number(hit, each), each) for each in trigger.columns]
     entry = _entry(hit, words)
     for at, (column, number) in enumerate(zip(trigger.columns, numbers, strict=True)):

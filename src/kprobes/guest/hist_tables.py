@@ -146,8 +146,9 @@ def _read(table: HistTable, data: NDArray[np.uint8], source: TraceSource) -> His
     )
     first = table.columns // _WORD
     columns = [rows[:, first + at].copy() for at in range(len(table.trigger.columns))]
-    # The last word of a key, where there are percentiles.
-    return of_entries(found, columns, rows[:, first - 1].view(np.int64).copy())
+    # The last words of a key, where there are percentiles.
+    buckets = rows[:, first - len(table.trigger.percentiles) : first]
+    return of_entries(found, columns, np.ascontiguousarray(buckets.T).view(np.int64))
 
 
 def _keys(table: HistTable, rows: Words, area: bytes, source: TraceSource) -> Iterator[Column]:

@@ -191,7 +191,8 @@ class _Reader:
             words.remove("hitcount")
         vals = tuple(self._field(word, allowed=_OF_VALS) for word in words)
         for word, val in zip(words, vals, strict=True):
-            self._check_val(word, val, vals)
+            if val.kind in _NOT_NUMBERS:
+                raise self._error(HistCode.BAD_VAL, word, "only numbers can be summed up")
         own = [val for val in vals if val.modifier not in OWN_MODIFIERS]
         if len(own) > MAX_VALS:
             raise self._error(HistCode.TOO_MANY_VALS, words[vals.index(own[MAX_VALS])])
@@ -200,13 +201,6 @@ class _Reader:
         if not vals and not parts.has_hitcount:
             raise self._error(HistCode.NEED_NOHC_VAL, "")
         return vals
-
-    def _check_val(self, word: str, val: HistField, vals: tuple[HistField, ...]) -> None:
-        if val.kind in _NOT_NUMBERS:
-            raise self._error(HistCode.BAD_VAL, word, "only numbers can be summed up")
-        first = next((each for each in vals if each.modifier is Modifier.PERCENTILE), val)
-        if val.modifier is Modifier.PERCENTILE and val.source != first.source:
-            raise self._error(HistCode.BAD_VAL, word, "percentiles of one trigger are of one field")
 
     def _keys(self, text: str) -> tuple[HistField, ...]:
         words = text.split(",")

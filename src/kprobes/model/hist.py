@@ -196,10 +196,13 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
         return *self.vals, *self.keys
 
     @property
-    def percentile_of(self) -> HistField | None:
-        """The first percentile of the values, all of which are of one field; None without one."""
-        found = (val for val in self.vals if val.modifier is Modifier.PERCENTILE)
-        return next(found, None)
+    def percentiles(self) -> tuple[HistField, ...]:
+        """The first percentile of each field that the values have some of."""
+        found: dict[HistSource, HistField] = {}
+        for val in self.vals:
+            if val.modifier is Modifier.PERCENTILE:
+                found.setdefault(val.source, val)
+        return (*found.values(),)
 
     @property
     def columns(self) -> tuple[HistField, ...]:
@@ -220,10 +223,14 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
 
     @property
     def room(self) -> int:
-        """How many entries are kept: with percentiles each has one for each of its buckets."""
-        if self.percentile_of is None:
+        """How many entries are kept: with percentiles each has one for each of its buckets.
+
+        With percentiles of several fields that is one for each of the buckets' combinations.
+        """
+        count = len(self.percentiles)
+        if not count:
             return self.size
-        return max(self.size, min(_BUCKETS * self.size, _MOST_BUCKETS))
+        return max(self.size, min(_BUCKETS * self.size << count, _MOST_BUCKETS >> count))
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -258,8 +265,9 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
         return f"{name}.descending" if key.is_descending else name
 
 
-_BUCKETS, _MOST_BUCKETS = 4, 1 << 16
-"""Entries for buckets: so many times those of a table, but not more."""
+_BUCKETS, _MOST_BUCKETS = 2, 1 << 17
+"""Entries for buckets: so many times those of a table, and twice that for each field; at most so
+many, and half of that for each."""
 
 
 def _kept(val: HistField) -> tuple[HistField, ...]:
@@ -281,9 +289,10 @@ def _column(val: HistField) -> tuple[object, ...]:
 #     [used] [dropped] [unmeasured] [entry 0] [entry 1] ... [entry slots - 1]
 #
 #     0      8          16
-#     [mark] [hitcount] [key words ...] [bucket] [columns ...] [comm, with execname]
+#     [mark] [hitcount] [key words ...] [buckets ...] [columns ...] [comm, with execname]
 #
-# The bucket is there with percentiles, and one more key: of negative numbers it is negative.
+# A bucket is there for each field with percentiles, and one more key: of negative numbers it is
+# negative.
 # After the last entry there may be an area for keys that are texts or stacks, drawn in
 # codegen/runtime/keys.c: such a key's word is where its bytes are kept there.
 #
@@ -317,7 +326,7 @@ class HistTable(Struct, frozen=True, kw_only=True):
     def shape(self) -> tuple[object, ...]:
         """What machine code depends on."""
         trigger = self.trigger
-        return trigger.keys, trigger.columns, trigger.percentile_of, trigger.size
+        return trigger.keys, trigger.columns, trigger.percentiles, trigger.size
 
     @property
     def slots(self) -> int:
@@ -330,9 +339,8 @@ class HistTable(Struct, frozen=True, kw_only=True):
 
     @property
     def key_words(self) -> int:
-        """How many all keys take, and the bucket."""
-        has_bucket = self.trigger.percentile_of is not None
-        return sum(map(self.words, self.trigger.keys)) + has_bucket
+        """How many all keys take, and the buckets."""
+        return sum(map(self.words, self.trigger.keys)) + len(self.trigger.percentiles)
 
     @property
     def columns(self) -> int:
