@@ -32,6 +32,7 @@ class Armer:
         deleted: with what was prepared last.
         replaced: filters, old and new.
         begun: how many recordings.
+        layout: of all records.
         lives: what the guest says of triggers besides, by their numbers.
         looked_up: definitions whose fields were asked for, and what is deleted with them.
         histograms: by the numbers of their tables.
@@ -44,6 +45,7 @@ class Armer:
     deleted: list[str] = field(default_factory=list[str])
     replaced: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     begun: int = 0
+    layout: RecordLayout = READ
     lives: dict[int, int] = field(default_factory=dict[int, int])
     looked_up: list[tuple[str, list[str]]] = field(default_factory=list[tuple[str, list[str]]])
     histograms: dict[int, Histogram] = field(default_factory=dict[int, Histogram])
@@ -80,7 +82,7 @@ class Armer:
         if self.refused & {*definition.command.split()}:
             raise RefusedError(f"{definition.command} cannot be probed")
         self.looked_up.append((definition.command, [each.command for each in deleted]))
-        return READ
+        return self.layout
 
     def histogram(self, number: int = 0) -> Histogram | None:
         return self.histograms.get(number)

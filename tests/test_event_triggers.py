@@ -11,6 +11,7 @@ from kprobes.model.codes import TriggerCode
 from kprobes.model.definition import Definition, SyntheticFields
 from kprobes.model.trigger import MOST
 from tests.build.definitions import REGISTERS
+from tests.build.ring import make_layout
 from tests.test_column_hist import counted
 from tests.test_event_table import Armer
 
@@ -324,11 +325,32 @@ def test_hist_triggers_of_one_name_share_a_table(table: EventTable) -> None:
 
     (_, first), (_, second), (_, own) = hists(table)
     assert first == second != own
+    # Whatever size it asks for: the table is there.
+    third = define(table, "p:c h", "hist:keys=count:name=n:size=4096")
+    assert third.triggers == (
+        "hist:name=n:keys=count:vals=hitcount:sort=hitcount:size=2048 [active]",
+    )
+    third.delete()
     with pytest.raises(DefinitionError, match="doesn't match existing named trigger"):
         other.trigger("hist:keys=got:name=n")
     other.trigger("hist:keys=count:name=n:clear")
     (_, first), (_, second), (_, own) = hists(table)
     assert first == second != own
+
+
+def test_a_name_is_shared_wherever_records_have_the_field(armer: Armer, table: EventTable) -> None:
+    define(table, "p:a f", "hist:name=n:keys=count")
+    first = armer.layout
+    # One field more in front of it.
+    armer.layout = make_layout(2, ("u8", first.fields[0].type), names=("more", "count"))
+    define(table, "p:b g", "hist:name=n:keys=count")
+    armer.layout = make_layout(2, ("u8",), names=("count",))
+
+    with pytest.raises(DefinitionError, match="doesn't match existing named trigger"):
+        define(table, "p:c h", "hist:name=n:keys=count.log2")
+
+    (_, one), (_, other) = hists(table)
+    assert one == other
 
 
 def test_events_have_the_hist_triggers_of_others_paused(armer: Armer, table: EventTable) -> None:

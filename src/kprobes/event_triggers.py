@@ -130,9 +130,11 @@ class EventTriggers(Generic[_Event]):
             raise TypeError("it is no hist trigger")
         named = (each for each in self._all if each.hist is not None and each.hist.name)
         other = next((each for each in named if each.hist and each.hist.name == hist.name), None)
-        if other is not None and other.hist and other.hist.counted != hist.counted:
-            code = HistCode.NAMED_MISMATCH
-            raise hist_error(code, text=f"hist:{text}", token=hist.name)
+        if other is not None and other.hist is not None:
+            if other.hist.counted != hist.counted:
+                code = HistCode.NAMED_MISMATCH
+                raise hist_error(code, text=f"hist:{text}", token=hist.name)
+            new = replace(new, hist=replace(hist, size=other.hist.size))
         word = _free(self._words, text)
         self._hists[word] = not hist.is_paused, 0
         self._soft_enable_of(event, text)

@@ -131,7 +131,10 @@ _CASES = {
     "hists-shared": Case(
         triggers={
             "a": ["hist:name=shared:keys=count:sort=count if count > 100"],
-            "b": ["hist:keys=count:name=shared:sort=count if count < 400", "hist:keys=common_cpu"],
+            "b": [
+                "hist:keys=count:name=shared:sort=count:size=131072 if count < 400",
+                "hist:keys=common_cpu",
+            ],
         },
         disabled="a",
     ),

@@ -89,7 +89,8 @@ class HistTables:
         size = table.size * cpus
         for each in self._memories:
             if each.table is not None and each.table.number == table.number:
-                if each.table.trigger.form != table.trigger.form:
+                before = each.table
+                if (before.trigger.form, before.size) != (table.trigger.form, table.size):
                     raise RefusedError(
                         "an event has fields of the hist trigger that are of other kinds than in "
                         "events that are counted: rename them"

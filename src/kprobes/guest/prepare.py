@@ -32,7 +32,7 @@ from kprobes.model.filter import Filter, every
 from kprobes.model.hist import HistTable
 from kprobes.model.kernel import span_of
 from kprobes.model.resolved import RecordLayout, Resolved
-from kprobes.model.trigger import CompiledTrigger
+from kprobes.model.trigger import CompiledTrigger, Trigger
 from kprobes.resolve.hist import known_fields
 from kprobes.resolve.resolve import check_alike, filter_fields
 
@@ -80,7 +80,8 @@ def _with_hist(probe: Resolved, trigger: str) -> Resolved:
     # The trigger has a filter of its own.
     if not trigger:
         return probe
-    table = _table(probe, trigger, 0)
+    found = parse_hist(trigger, known_fields(probe.layout, of_guest=True))
+    table = HistTable(trigger=found, number=0)
     own, chosen = probe.definition.filter, table.trigger.filter
     both = f"({own}) && ({chosen})" if own and chosen else own or chosen
     return replace(probe, definition=replace(probe.definition, filter=both), hist=table)
@@ -94,17 +95,20 @@ def _with_triggers(probe: Resolved, guest: Guest, tasks: Filter | None) -> Resol
         CompiledTrigger(
             trigger=each,
             filter=_filter(probe, guest, tasks, each.filter),
-            hist=_table(probe, each.text, each.table) if each.hist is not None else None,
+            hist=_triggered(probe, each),
         )
         for each in definition.triggers
     )
     return replace(probe, triggers=triggers, soft_enable=definition.soft_enable)
 
 
-def _table(probe: Resolved, text: str, number: int) -> HistTable:
-    # Of a trigger that is there: what it said of one is done.
+def _triggered(probe: Resolved, trigger: Trigger) -> HistTable | None:
+    if trigger.hist is None:
+        return None
+    # Of one that is there: what it said of one is done. With a name it has another one's size.
     known = known_fields(probe.layout, of_guest=True)
-    return HistTable(trigger=parse_hist(text, known, may_be_there=True), number=number)
+    found = parse_hist(trigger.text, known, may_be_there=True)
+    return HistTable(trigger=replace(found, size=trigger.hist.size), number=trigger.table)
 
 
 def _known(probe: Resolved, guest: Guest) -> Known:

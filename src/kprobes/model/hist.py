@@ -182,8 +182,9 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> tuple[object, ...]:
-        """What must be the same of all that share a table by a name."""
-        return self.keys, self.vals, self.sort
+        """What must be the same of all that share a table by a name, wherever a record has it."""
+        fields = tuple(replace(each, source=Special.HITCOUNT) for each in self.fields)
+        return len(self.keys), fields, self.sort
 
     @property
     def listed(self) -> str:

@@ -279,7 +279,7 @@ class TextSink:
             lines = (line.rstrip(b"\n") + b"\n" for line in lines)
         if self._is_terminal:
             lines = map(visible_line, lines)
-        return self._with_stacks(batch, list(lines), [*_formatted(form, where, len(batch))])
+        return self._with_stacks(batch, list(lines), partial(_formatted, form, where, len(batch)))
 
     def _where(self, batch: Batch) -> Shown:
         # Task, CPU and time.
@@ -301,7 +301,9 @@ class TextSink:
             return self._of_function(batch)
         return self._printed(batch)
 
-    def _with_stacks(self, batch: Batch, lines: list[bytes], heads: list[bytes]) -> list[bytes]:
+    def _with_stacks(
+        self, batch: Batch, lines: list[bytes], heads: Callable[[], Iterable[bytes]]
+    ) -> list[bytes]:
         # Below the event's line, whatever their place among the fields.
         for field, values in zip(batch.layout.fields, batch.values, strict=True):
             if field.storage is not Storage.STACK:
@@ -310,7 +312,7 @@ class TextSink:
             stacks = map(texts.__getitem__, values.tolist())
             if entry:
                 # As of the kernel's trace option, or trigger: an entry of its own.
-                entries = zip(lines, heads, stacks, strict=True)
+                entries = zip(lines, heads(), stacks, strict=True)
                 lines = [entry % each if each[2] else each[0] for each in entries]
             else:
                 form = b"%b" + _literal(f" {field.name}=STACK:\n") + b"%b"
