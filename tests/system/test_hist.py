@@ -1,8 +1,10 @@
 """Hist triggers in guests: the kernel's own hist files of the same hits, and exact sums of many."""
 
+import os
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from random import Random
 
 import numpy as np
 import pytest
@@ -17,6 +19,8 @@ from kprobes.model.resolved import RecordLayout
 from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.command import WAIT_S
+from tests.build.dialect import DIALECTS
+from tests.build.programs import counting_loop
 from tests.system.conftest import SUITES
 from tests.system.hist_corpus import LINES, NEWER, NOT_OURS
 from tests.system.oracle import Tracefs
@@ -75,7 +79,10 @@ TRIGGERS = [
 
 @pytest.fixture(scope="module", params=["6.1", "7.x"])
 def guest(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession]:
-    with kprobes.boot(MachineOptions(suite=SUITES[request.param], arch=arch)) as session:
+    files = {_PROGRAM: counting_loop(_CALL, _TIMES, arch=arch)}
+    options = MachineOptions(suite=SUITES[request.param], arch=arch, files=files)
+    with kprobes.boot(options) as session:
+        assert session.run(f"chmod 755 {_PROGRAM}").status == 0
         for name, definition in _DEFINED.items():
             _PROBES[name] = session.probe(definition % "ours")
             Tracefs(session).run(f"echo '{definition % 'theirs'}' >> kprobe_events")
@@ -227,6 +234,9 @@ done
 wait
 """
 _READS = 400_000
+_PROGRAM, _CALL, _LOOPS = "/loop", "sched_get_priority_min", 4
+_TIMES = int(os.environ.get("KPROBES_HITS", "1000000")) // _LOOPS
+"""Calls of each program, each of which gives its number, and that nobody else makes."""
 
 
 @pytest.mark.parametrize("of", [("counted", "common_pid,common_cpu"), ("named", "name,common_cpu")])
@@ -265,6 +275,40 @@ def test_while_it_is_read_and_cleared_no_hit_of_many_is_lost_or_counted_twice(
     assert found.vals[0].tolist() == found.hitcount.tolist()
     assert sum(part.hits for part in parts) == found.hits
     assert sum(part.dropped for part in parts) == found.dropped
+
+
+def test_each_of_many_hits_is_in_one_reading(guest: GuestSession, arch: str) -> None:
+    # 100 million of them take a minute on amd64: KPROBES_HITS=100000000.
+    argument, random = "+112($arg1)" if arch == "amd64" else "+0($arg1)", Random(7)
+    probe = guest.probe(f"p:ours/calls {DIALECTS[arch].syscall}{_CALL} n={argument}:u64")
+    parts: list[Histogram] = []
+    ended = threading.Event()
+
+    def read() -> None:
+        while not ended.wait(random.random() * 0.2):
+            if random.getrandbits(1):
+                counted.read()
+            else:
+                parts.append(counted.clear())
+
+    try:
+        with guest.counting("keys=common_pid,n.log2:vals=n:size=4096", probe) as counted:
+            reader = threading.Thread(target=read)
+            reader.start()
+            try:
+                loops = " & ".join([_PROGRAM] * _LOOPS)
+                assert guest.run(f"{loops} & wait", timeout_s=20 * WAIT_S).status == 0
+            finally:
+                ended.set()
+                reader.join()
+        parts.append(counted.clear())
+    finally:
+        probe.delete()
+
+    assert sum(guest.counts().missed.values()) == 0
+    assert sum(part.hits for part in parts) == _LOOPS * _TIMES
+    assert sum(int(part.vals[0].sum()) for part in parts) == _LOOPS * _TIMES * (_TIMES + 1) // 2
+    assert sum(part.dropped for part in parts) == 0
 
 
 def test_every_line_of_syntax_has_the_kernels_verdict(guest: GuestSession) -> None:
