@@ -1,10 +1,15 @@
 """Run state of a QEMU's guest, by its process's memory; with QEMU itself in tests/system."""
 
+import mmap
 import os
 import socket
+import sys
 from pathlib import Path
 
-from kprobes.transport.connect import is_paused, runs
+import pytest
+
+from kprobes.errors import FormatError
+from kprobes.transport.connect import find_function, is_paused, runs
 
 
 def test_nothing_tells_of_programs_that_are_not_qemu(tmp_path: Path) -> None:
@@ -16,6 +21,16 @@ def test_nothing_tells_of_programs_that_are_not_qemu(tmp_path: Path) -> None:
         assert not is_paused(str(path))
         assert not is_paused(f"localhost:{port.getsockname()[1]}")
     assert runs(os.getpid()) is None
+
+
+def test_a_program_that_exports_other_things_is_not_qemu() -> None:
+    # What is at its base would be taken for code else, and what that names for the state.
+    with (
+        Path(sys.executable).resolve().open("rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as program,
+        pytest.raises(FormatError),
+    ):
+        find_function(program)
 
 
 def test_nothing_tells_of_other_machines_and_of_nobody(tmp_path: Path) -> None:

@@ -66,17 +66,25 @@ def _read_state(process: Path) -> int:
         (process / "exe").open("rb") as file,
         mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as program,
     ):
-        machine, function = _find(program)
+        machine, function = find_function(program)
     # A position-independent program lies below its libraries.
     base = int((process / "maps").read_text().split("-", 1)[0], 16)
     with (process / "mem").open("rb", buffering=0) as memory:
         memory.seek(base + function)
         named = machine.text.references(memory.read(_SIZE), base + function)
-        memory.seek(next(iter(named), 0))
+        place = next(iter(named), None)
+        if place is None:
+            raise FormatError("a function that names no variable")
+        memory.seek(place)
         return int.from_bytes(memory.read(4), "little")
 
 
-def _find(program: mmap.mmap) -> tuple[Machine, int]:
+def find_function(program: mmap.mmap) -> tuple[Machine, int]:
+    """Return the machine of QEMU, and where its function is that says whether the guest runs.
+
+    Raises:
+        FormatError: the program is not QEMU, or exports nothing.
+    """
     _, kind, machine, _, _, _, table, _, _, _, _, _, count, _ = _HEADER.unpack_from(program)
     if program[: len(MAGIC)] != MAGIC or kind != _DYN:
         raise FormatError("no position-independent program")
@@ -88,8 +96,10 @@ def _find(program: mmap.mmap) -> tuple[Machine, int]:
             start, length = sections[link][4:6]
             names = program[start : start + length]
             rows = np.frombuffer(program[offset : offset + size], _SYMBOL)
-            found = rows["value"][rows["name"] == names.find(_FUNCTION) + 1]
-            if len(found) == 1:
+            name = names.find(_FUNCTION)
+            found = rows["value"][rows["name"] == name + 1]
+            # Without it, 0 would be the name of the first symbol, which is none.
+            if name >= 0 and len(found) == 1:
                 return machine_of_elf(machine), int(found[0])
     raise FormatError("a program that is not QEMU, or exports nothing")
 
