@@ -172,6 +172,15 @@ def test_what_is_not_said_is_asked_for(
     assert told in capsysbinary.readouterr().err.decode()
 
 
+def test_a_field_is_named_once_where_several_values_of_it_are_in_a_row() -> None:
+    vals = "got.avg,got.p99,got,count,count.max"
+
+    head = shown_text(counted(f"keys=comm:vals={vals}"), Shown()).decode().splitlines()[0]
+
+    named = ["GOT.AVG", ".P99", "GOT", "COUNT", ".MAX"]
+    assert head.split() == ["HITS", "SHARE", *named, "COMM"]
+
+
 def test_buckets_are_bars_with_the_empty_ones_between() -> None:
     text = shown_text(counted("keys=count.buckets=1000:sort=count"), Shown()).decode()
 

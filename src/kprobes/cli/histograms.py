@@ -301,7 +301,7 @@ def _drawn(rows: Sequence[tuple[str, int]], name: str, width: int) -> str:
 def _table(histogram: Histogram, seconds: float | None, names: Names, top: int | None) -> str:
     trigger, whole = histogram.trigger, histogram.hits
     rate = [] if seconds is None else ["HITS/S"]
-    head = ["HITS", *rate, "SHARE", *(val.text.upper() for val in trigger.vals)]
+    head = ["HITS", *rate, "SHARE", *_heads(trigger.vals)]
     count = len(head)
     head += [key.name.upper() for key in trigger.keys]
     shown = histogram.take(slice(0, top))
@@ -317,6 +317,15 @@ def _table(histogram: Histogram, seconds: float | None, names: Names, top: int |
     text = aligned(right(rows, range(count)))
     rest = len(histogram) - len(shown)
     return text + (f"... and {rest:,} more\n" if rest else "")
+
+
+def _heads(vals: Sequence[HistField]) -> Iterator[str]:
+    # A field is named once where the next value is of it, too: a terminal has 80 columns.
+    before = ""
+    for val in vals:
+        text = val.text
+        yield (text[len(val.name) :] if val.name == before and text != val.name else text).upper()
+        before = val.name
 
 
 def _with_frames(trigger: HistTrigger, row: list[str]) -> Iterator[list[str]]:
