@@ -43,6 +43,7 @@ _CASES = (
     Case(name=_STACK, trigger="stacktrace"),
     Case(name="event whose trigger never acts", trigger="traceoff if a == 1"),
     Case(name="event whose trigger is used up", trigger="traceoff:0"),
+    Case(name="event that is counted, too", trigger="hist:keys=common_pid"),
 )
 
 
