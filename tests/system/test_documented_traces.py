@@ -19,7 +19,7 @@ from kprobes.cli import main, trace
 from kprobes.cli.options import limits, return_method, strategy
 from kprobes.cli.trace import grouped
 from kprobes.cli.tracing import define
-from kprobes.model.definition import STACKTRACE
+from kprobes.model.definition import STACKTRACE, USER_STACKTRACE
 from kprobes.model.events import Event, each_event
 from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
@@ -119,5 +119,5 @@ def _recorded(kernel: GuestSession, args: argparse.Namespace) -> tuple[list[Even
 
 def _has(event: Event, fields: dict[str, str]) -> bool:
     texts = {name: text.strip('"') for name, text in fields.items() if text}
-    names = {*event.args} - {STACKTRACE}
+    names = {*event.args} - {STACKTRACE, USER_STACKTRACE}
     return names == {*fields} and all(event.args[name] == texts[name] for name in texts)
