@@ -118,6 +118,7 @@ def test_stacks_of_programs_are_those_of_the_kernel(guest: GuestSession, arch: s
         tracefs.start()
         assert guest.run(f"{_PROGRAM}; dd if=/dev/zero of=/dev/null bs=77 count=9").status == 0
         tracefs.stop()
+    probe.delete()
     native = tracefs.read()
     tracefs.run("echo 0 > options/userstacktrace")
     tracefs.disarm()

@@ -300,6 +300,8 @@ _LINES = [
     "!hist:keys=count.hex", "!hist:keys=count.log2", "enable_hist:GROUP:b", "enable_hist:GROUP:b",
     "disable_hist:GROUP:b", "!disable_hist:GROUP:b:7", "disable_hist:GROUP:a:3 if count > 1",
     "enable_hist:GROUP:nothing", "enable_hist:GROUP", "!disable_hist:GROUP:a",
+    "!hist:keys=count:vals=count", "!hist:keys=count if count > 3",
+    "!hist:keys=count if count > 4",
 ]  # fmt: skip
 """Written to one event's file, one after the other."""
 
