@@ -22,7 +22,7 @@ from kprobes.guest.watch import GuestWatch
 from kprobes.model.options import Options
 from tests.build.kernel import TEXT, make_kernel, symbol
 
-PANIC, DUMP, IDLE, WORK, PARKED, SHUTDOWN = (TEXT + 0x1000 * n for n in range(1, 7))
+PANIC, DUMP, IDLE, WORK, PARKED, SHUTDOWN, LOCK = (TEXT + 0x1000 * n for n in range(1, 8))
 IRQS_ON = 1 << 9
 USER = 0x40_0000
 SYMBOLS = [
@@ -32,6 +32,7 @@ SYMBOLS = [
     symbol("stuck_here", WORK),
     symbol("native_play_dead", PARKED),
     symbol("syscore_shutdown", SHUTDOWN),
+    symbol("native_queued_spin_lock_slowpath", LOCK),
 ]
 
 
@@ -172,6 +173,28 @@ def test_a_cpu_without_interrupts_for_long_is_a_hang(scene: Scene) -> None:
         scene.check_for(2)
 
     assert scene.stub.is_running
+
+
+def test_of_several_that_hang_the_first_is_named(scene: Scene) -> None:
+    scene.watch.begin(Options(hang_timeout_s=10))
+    scene.stub.registers_of[2] = {"rip": WORK + 4, "eflags": 0}
+    scene.check_for(1)
+    scene.stub.registers_of[1] = {"rip": PANIC + 8, "eflags": 0}
+    scene.check_for(2)
+
+    # Looks are late on a busy machine: both have hung for long by then.
+    scene.now += 20
+    with pytest.raises(GuestCrashedError, match="in stuck_here"):
+        scene.check_for(1)
+
+
+def test_who_waits_for_a_lock_that_another_one_has_is_not_named(scene: Scene) -> None:
+    scene.watch.begin(Options(hang_timeout_s=10))
+    scene.stub.registers_of[1] = {"rip": LOCK + 0x20, "eflags": 0}
+    scene.stub.registers_of[2] = {"rip": WORK + 4, "eflags": 0}
+
+    with pytest.raises(GuestCrashedError, match="in stuck_here"):
+        scene.check_for(15)
 
 
 @pytest.mark.parametrize(
