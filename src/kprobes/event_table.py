@@ -86,11 +86,10 @@ class EventTable:
         with self._changing():
             added, deleted = self._changed(statements, filter)
             before, events = dict[int, Definition](), self._events(added)
-            known = partial(self._known, tuple(deleted.values()))
             try:
                 self._filter(added, filter)
                 for each in triggers:
-                    self._triggers.change(events, each, self._named, known)
+                    self._triggers.change(events, each, self._named, partial(self._known, deleted))
                 before = self._trigger(added)
                 if is_enabled:
                     self._set_enabled(events, is_enabled=True)
@@ -157,7 +156,7 @@ class EventTable:
         """
         with self._changing():
             events = self._events(self._present(numbers))
-            self._triggers.change(events, text, self._named, partial(self._known, ()))
+            self._triggers.change(events, text, self._named, partial(self._known, {}))
             before: dict[int, Definition] = {}
             try:
                 before = self._trigger(())
@@ -415,10 +414,11 @@ class EventTable:
         left = self._triggers.left(self._driver.left(found), is_recording=self._is_recording)
         return [(each, left.get(each.number)) for each in found]
 
-    def _known(self, deleted: Sequence[Definition], event: "_Event") -> KnownFields:
+    def _known(self, deleted: Mapping[int, Definition], event: "_Event") -> KnownFields:
         # Those of one event are alike; a pattern's are compared where they count.
         (first, *_) = self._numbered(self._numbers(event)).values()
-        return known_fields(self._driver.layout_of(first, deleted), of_guest=True)
+        layout = self._driver.layout_of(first, list(deleted.values()))
+        return known_fields(layout, of_guest=True)
 
     def _is_hard_enabled(self, event: "_Event") -> bool:
         return event in self._enabled and (self._chosen is None or event in self._chosen)

@@ -19,7 +19,7 @@ from kprobes.model.definition import (
     Statement,
     SyntheticFields,
 )
-from kprobes.model.hist import STACK, USER_STACK, KnownFields
+from kprobes.model.hist import STACK, USER_STACK, HistTrigger, KnownFields
 from kprobes.model.options import Options
 from kprobes.model.trigger import MOST, OF_HISTS, OF_TARGETS, Command, SoftEnable, Trigger
 
@@ -115,7 +115,7 @@ class EventTriggers(Generic[_Event]):
         elif same is None:
             # Without one ``cont`` and ``clear`` say nothing.
             parse_hist(text, known)
-            self._add_hist(event, new)
+            self._add_hist(event, new, hist)
         elif hist.is_paused or hist.is_continued:
             _, resets = self._hists[same.soft_enable]
             self._hists[same.soft_enable] = not hist.is_paused, resets + 1
@@ -124,22 +124,24 @@ class EventTriggers(Generic[_Event]):
         else:
             raise hist_error(HistCode.TRIGGER_EEXIST, text=f"hist:{text}", token="")
 
-    def _add_hist(self, event: _Event, new: Trigger) -> None:
-        hist, text = new.hist, new.text
-        if hist is None:
-            raise TypeError("it is no hist trigger")
-        named = (each for each in self._all if each.hist is not None and each.hist.name)
-        other = next((each for each in named if each.hist and each.hist.name == hist.name), None)
-        if other is not None and other.hist is not None:
-            if other.hist.counted != hist.counted:
-                code = HistCode.NAMED_MISMATCH
-                raise hist_error(code, text=f"hist:{text}", token=hist.name)
-            new = replace(new, hist=replace(hist, size=other.hist.size))
+    def _add_hist(self, event: _Event, new: Trigger, hist: HistTrigger) -> None:
+        # With a name it counts in the table of the first one that has it, whatever its own size.
+        pairs = ((each.table, each.hist) for each in self._all if each.hist is not None)
+        named = (pair for pair in pairs if hist.name and pair[1].name == hist.name)
+        table, first = next(named, (0, hist))
+        text = new.text
+        if first.counted != hist.counted:
+            raise hist_error(HistCode.NAMED_MISMATCH, text=f"hist:{text}", token=hist.name)
         word = _free(self._words, text)
         self._hists[word] = not hist.is_paused, 0
         self._soft_enable_of(event, text)
-        table = next(self._tables) if other is None else other.table
-        added = replace(new, number=self._number(text), soft_enable=word, table=table)
+        added = replace(
+            new,
+            number=self._number(text),
+            soft_enable=word,
+            hist=replace(hist, size=first.size),
+            table=table or next(self._tables),
+        )
         # After all others: hist_register_trigger() adds to the other end.
         self._set(event, (*self.of(event), added))
 

@@ -77,8 +77,8 @@ def _symbols(probes: Sequence[Resolved], tables: int) -> dict[str, int]:
     numbers: dict[str, int] = {}
     for n, probe in enumerate(probes):
         for table in probe.tables:
-            numbers[f"table{n}_{table.number}"] = tables + _NEXT_TABLE * table.number
-            numbers[f"ip{n}"] = int(probe.layout.ip)
+            numbers[f"table{table.number}_event{n}"] = tables + _NEXT_TABLE * table.number
+            numbers[f"ip_event{n}"] = int(probe.layout.ip)
     return numbers
 
 

@@ -217,8 +217,8 @@ def add_trace_options(
         metavar="NAME",
         help=f"the kernel's trace option NAME: {'; '.join(what)}; can be given again",
     )
-    of_records_too = dict.fromkeys(("stacktrace", "userstacktrace", "record_tgid"), False)
-    parser.set_defaults(**of_records_too, text_options=())
+    defaults = {name.replace("-", "_"): False for name in actions.OF_RECORDS}
+    parser.set_defaults(**defaults, text_options=())
 
 
 def check_text_options(args: argparse.Namespace) -> None:

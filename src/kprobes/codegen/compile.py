@@ -238,7 +238,9 @@ def _externals(form: Form) -> Iterator[str]:
     ranges = {**dict.fromkeys(names, ""), "instance_count": ", !absolute_symbol !4"}
     ranges |= {f"event{n}": ", !absolute_symbol !3" for n, _ in enumerate(recorded)}
     counting = [(n, table.number) for n, probe in enumerate(recorded) for table in probe.tables]
-    ranges |= {name: "" for n, table in counting for name in (f"ip{n}", f"table{n}_{table}")}
+    ranges |= {
+        name: "" for n, table in counting for name in (f"ip_event{n}", f"table{table}_event{n}")
+    }
     for name, range_ in ranges.items():
         yield f"@{name} = external dso_local global i8{range_}"
 

@@ -350,10 +350,10 @@ def walk(context: Context, operand: StackTraceValue, to: Value) -> Value:
         operand: how it is fetched.
         to: where there is room for ``MAX_DEPTH``.
     """
-    # Where a register has the return address the unwinder begins with the caller's frame: the hit
-    # and that address come first, and the unwinder skips the hit.
     if operand.is_user:
         return _walk_user(context, to)
+    # Where a register has the return address the unwinder begins with the caller's frame: the hit
+    # and that address come first, and the unwinder skips the hit.
     f, skipped, most = context.out, 0, MAX_DEPTH
     regs = _registers(context)
     if operand.has_link:

@@ -49,7 +49,6 @@ _LEAST_SIGNED = 1 << 63
 class _Hit(Struct, kw_only=True):
     # One probe's hit while its code is written.
     emitter: Emitter
-    index: int
     table: HistTable
     place: Value
     leave: str
@@ -60,12 +59,11 @@ class _Hit(Struct, kw_only=True):
         return self.emitter.context
 
 
-def emit(emitter: Emitter, index: int, table: HistTable) -> None:
+def emit(emitter: Emitter, table: HistTable) -> None:
     """Add the code that counts a hit of a probe with a hist trigger.
 
     Args:
         emitter: of the trigger's filter, which has let the hit pass.
-        index: tells the probe's event id from its neighbours'.
         table: that it is counted in.
     """
     context = emitter.context
@@ -74,10 +72,9 @@ def emit(emitter: Emitter, index: int, table: HistTable) -> None:
     if not is_held:
         per_cpu.add_preempt(context, 1)
     cpu = f.op("lshr", per_cpu.load(context, context.abi.percpu + PERCPU_WORD), CPU_SHIFT)
-    place = f.op(
-        "add", _address(context, f"table{index}_{table.number}"), f.op("mul", cpu, table.size)
-    )
-    _count(_Hit(emitter=emitter, index=index, table=table, place=place, leave=done))
+    tables = _address(context, f"table{table.number}_{emitter.event}")
+    place = f.op("add", tables, f.op("mul", cpu, table.size))
+    _count(_Hit(emitter=emitter, table=table, place=place, leave=done))
     f.jump(done)
     f.place(done)
     if not is_held:
@@ -165,7 +162,7 @@ def _number(hit: _Hit, field: HistField) -> Value:
     if isinstance(source, Special):
         return _special(hit, source)
     if source is Header.IP:
-        return _address(context, f"ip{hit.index}")
+        return _address(context, f"ip_{hit.emitter.event}")
     if isinstance(source, Header):
         return _extended(context, hit.emitter.header(source), field)
     probe = hit.emitter.probe
@@ -180,7 +177,7 @@ def _special(hit: _Hit, source: Special) -> Value:
         case Special.HITCOUNT:
             return const(1)
         case Special.FUNCTION:
-            return _address(context, f"ip{hit.index}")
+            return _address(context, f"ip_{hit.emitter.event}")
         case Special.CALLER if context.returned is not None:
             return context.returned.caller
         case Special.CALLER | Special.TIMESTAMP:

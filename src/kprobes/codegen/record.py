@@ -77,13 +77,13 @@ def emit_probe(context: Context, probe: Resolved, index: int) -> None:
     elif context.abi.is_guarded and not is_held:
         guard.check(context, f"event{index}", out)
     emitter = filter_emitter(context, probe, f"event{index}")
-    with trigger.around(emitter, index) as unrecorded:
+    with trigger.around(emitter) as unrecorded:
         emitter.emit_rest(unrecorded)
         if probe.hist is None:
-            trigger.ask_stack(emitter, index)
+            trigger.ask_stack(emitter)
             _emit_record(context, probe, index, unrecorded)
         else:
-            hist.emit(emitter, index, probe.hist)
+            hist.emit(emitter, probe.hist)
     if guarded:
         guard.leave(context)
     context.out.jump(out)

@@ -32,12 +32,11 @@ _ON = frozenset({Command.TRACEON, Command.ENABLE_EVENT, Command.ENABLE_HIST})
 #
 # Where no trigger looks at the event the kernel runs them first, and ``traceon`` counts at once.
 @contextmanager
-def around(emitter: Emitter, index: int) -> Generator[str]:
+def around(emitter: Emitter) -> Generator[str]:
     """Add what triggers do before and after the event, whose code is added inside.
 
     Args:
         emitter: of the probe's filter.
-        index: tells the probe's event id from its neighbours'.
 
     Yields:
         The label where a hit goes that is not recorded.
@@ -46,7 +45,7 @@ def around(emitter: Emitter, index: int) -> Generator[str]:
     f, unrecorded = context.out, context.out.label("unrecorded")
     is_conditional = any(each.trigger.is_conditional for each in probe.triggers)
     tracing = _tracing(emitter) if is_conditional else None
-    _fire(emitter, [each for each in probe.triggers if not each.trigger.is_post], index)
+    _fire(emitter, [each for each in probe.triggers if not each.trigger.is_post])
     if probe.hist is None:
         tracing = tracing or _tracing(emitter)
         soft_enable = (
@@ -64,23 +63,17 @@ def around(emitter: Emitter, index: int) -> Generator[str]:
     context.early.clear()
     after = [each for each in probe.triggers if each.trigger.is_post]
     # But for those that have come with the record.
-    others = [each for each in after if each.trigger.command is not Command.STACKTRACE]
-    _fire(emitter, others, index)
+    _fire(emitter, [each for each in after if each.trigger.command is not Command.STACKTRACE])
 
 
-def ask_stack(emitter: Emitter, index: int) -> None:
-    """Add what decides whether an event has its stack, where that is for a trigger to say.
-
-    Args:
-        emitter: of the probe's filter.
-        index: tells the probe's event id from its neighbours'.
-    """
+def ask_stack(emitter: Emitter) -> None:
+    """Add what decides whether an event has its stack, where that is for a trigger to say."""
     context, probe = emitter.context, emitter.probe
     if context.asked_stack is None:
         return
     is_triggered = probe.definition.synthetic_fields.is_stack_triggered
     context.out.assign(context.asked_stack, const(int(not is_triggered)))
-    _fire(emitter, [e for e in probe.triggers if e.trigger.command is Command.STACKTRACE], index)
+    _fire(emitter, [e for e in probe.triggers if e.trigger.command is Command.STACKTRACE])
 
 
 def _tracing(emitter: Emitter) -> Value | None:
@@ -96,7 +89,7 @@ def _word(emitter: Emitter, offset: int) -> Value:
     return const(words + offset)
 
 
-def _fire(emitter: Emitter, triggers: Sequence[CompiledTrigger], index: int) -> None:
+def _fire(emitter: Emitter, triggers: Sequence[CompiledTrigger]) -> None:
     context, f = emitter.context, emitter.context.out
     for each in triggers:
         before, skip = dict(context.early), f.label("skip")
@@ -110,7 +103,7 @@ def _fire(emitter: Emitter, triggers: Sequence[CompiledTrigger], index: int) -> 
             counts, count = soft_enable_offset(each.trigger.soft_enable), f.label("count")
             f.branch(f.compare("eq", f.load(_word(emitter, counts)), 0), skip, count)
             f.place(count)
-            hist.emit(own, index, each.hist)
+            hist.emit(own, each.hist)
         f.jump(skip)
         f.place(skip)
         # What its filter has fetched is not there where that was not asked, or not so far.

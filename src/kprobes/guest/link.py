@@ -520,8 +520,8 @@ class Linker:
         for n, probe in enumerate(form.recorded):
             numbers[f"event{n}"] = probe.layout.event_id
             for table in probe.tables:
-                numbers[f"ip{n}"] = probe.layout.ip
-                numbers[f"table{n}_{table.number}"] = self.tables[table.number]
+                numbers[f"ip_event{n}"] = probe.layout.ip
+                numbers[f"table{table.number}_event{n}"] = self.tables[table.number]
         for n, override in enumerate(form.overrides):
             numbers[f"override{n}"] = self._arena.overrides + OVERRIDE_SIZE * override.number
         # What is left here belongs to one function.

@@ -216,7 +216,7 @@ def code_in_use(guest: Guest, allocations: AllocationLog) -> Iterator[Text]:
 
 
 class DeadCalls:
-    """Has room again for calls in progress, where tasks that died have left too little."""
+    """Makes room for calls in progress, where tasks that have died left too little."""
 
     def __init__(self, journal: Journal) -> None:
         """Have looked at nothing yet; ``journal`` is the session's."""

@@ -36,7 +36,7 @@ _PANIC = ("vpanic", "panic")
 _SHUTDOWN = "syscore_shutdown"
 _LOGGED = ("kmsg_dump_desc", "kmsg_dump")
 _WAITING = "spin_lock_slowpath"
-"""Part of what a CPU is in that waits for another one."""
+"""Part of the name of the function that a CPU is in while it waits for another one's lock."""
 _PARKED = ("play_dead", "arm_smccc", "cpu_die")
 """Parts of the names of functions that a CPU is in that was taken offline."""
 

@@ -303,7 +303,7 @@ def stack_trace(context: ResolveContext, column: int, *, is_user: bool = False) 
         since = (
             "CONFIG_USER_STACKTRACE_SUPPORT, of arm64 since 6.8"
             if is_user
-            else ("CONFIG_STACKTRACE, since 5.2")
+            else "CONFIG_STACKTRACE, since 5.2"
         )
         raise context.error(Code.NOT_IN_RELEASE, column, f"it has no {walker}: {since}")
     if is_user:
