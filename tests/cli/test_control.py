@@ -9,11 +9,13 @@ import pytest
 
 from kprobes.cli.control import Control
 from kprobes.errors import UsageError
+from kprobes.event_table import TraceProbe
 from kprobes.host.driver import HostDriver, HostOptions
 from kprobes.open import HostSession
 from kprobes.session import Session
 from tests.build.host_machine import make_machine, open_fake, read_fake
 from tests.build.tracefs import FakeTracefs
+from tests.test_column_hist import counted
 
 
 @pytest.fixture
@@ -57,6 +59,16 @@ def test_each_operation_is_made_and_answered(session: HostSession, control: Cont
         "ack",
     ]
     assert [each.command for each in session.definitions] == ["p:a vfs_read count"]
+
+
+def test_what_hist_triggers_have_counted_is_shown_line_by_line(
+    session: HostSession, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = (counted("keys=comm"), counted("keys=got"))
+    session.probe("p:a vfs_read count")
+    monkeypatch.setattr(TraceProbe, "histograms", tables)
+
+    assert control.answer("hist a") == [*(str(tables[0]) + str(tables[1])).splitlines(), "ack"]
 
 
 @pytest.mark.parametrize(

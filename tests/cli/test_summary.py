@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from kprobes.cli.summary import Calls, Summary
 from kprobes.model.events import Hits
 from tests.build.json_lines import objects
+from tests.test_column_hist import counted
 
 
 def hits(event: str, recorded: int, missed: int = 0, nmissed: int = 0) -> Hits:
@@ -171,3 +172,15 @@ def test_a_summary_has_several_forms(form: str) -> None:
     assert (summary.shown(form, is_short=True, is_counting=False) == summary.losses()) is (
         form == "text"
     )
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_tables_of_hist_triggers_are_shown_however_short_it_is(*, is_short: bool) -> None:
+    tables = (counted("keys=comm"), counted("keys=got:vals=count"))
+    summary = make_summary(hits("read", 4), histograms=tables)
+
+    text = summary.shown("text", is_short=is_short, is_counting=False)
+
+    assert text.endswith("".join(f"\n{each}" for each in tables))
+    (line,) = objects("summary", summary.json())
+    assert [each["trigger"] for each in line["histograms"]] == [t.trigger.text for t in tables]

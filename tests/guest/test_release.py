@@ -10,8 +10,10 @@ import pytest
 from kprobes.arch.x86_64.inject import INJECT_OPS
 from kprobes.guest import release
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
+from kprobes.guest.guest import Guest
 from kprobes.guest.inject import Task
-from kprobes.guest.release import free, reporting
+from kprobes.guest.journal import Journal
+from kprobes.guest.release import DeadCalls, free, reporting
 from kprobes.units import Addr
 from tests.build.kernel import TEXT, make_kernel, symbol
 
@@ -127,3 +129,36 @@ def test_who_does_not_wait_is_told_nothing() -> None:
         pass
 
     assert said == []
+
+
+def test_calls_of_dead_tasks_are_looked_for_when_more_were_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[bool] = []
+    stub = SimpleNamespace(paused=nullcontext)
+
+    def no_code(*_: object) -> tuple[()]:
+        return ()
+
+    def look(*_: object) -> None:
+        looked.append(True)
+
+    monkeypatch.setattr(release, "code_in_use", no_code)
+    monkeypatch.setattr(release, "free_dead_calls", look)
+    journal = cast("Journal", SimpleNamespace(check=lambda: None, allocations=None))
+    guest, calls = cast("Guest", SimpleNamespace(stub=stub)), DeadCalls(journal)
+
+    for nmissed, times in ((0, 0), (3, 1), (3, 1), (4, 2)):
+        calls.free(guest, (), nmissed)
+        assert len(looked) == times
+
+
+def test_dead_calls_are_not_looked_for_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(release, "time", SimpleNamespace(monotonic=lambda: now))
+    calls = DeadCalls(cast("Journal", None))
+
+    assert calls.is_due()
+    assert not calls.is_due()
+    now += 1
+    assert calls.is_due()
