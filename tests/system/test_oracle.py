@@ -326,12 +326,16 @@ def test_comm_is_one_of_the_pid_and_mostly_the_last(run: Run) -> None:
     # Others lived on when we recorded no more, and may have been renamed.
     survivors = {h.pid for h in run.theirs if h.ts_us > run.ours[-1].ts_us}
     native = {h.pid: h.comm for h in run.theirs if h.pid in last and h.pid not in survivors}
+    # The kernel notes none while another CPU notes one (`trace_save_cmdline`).
+    unnamed = {pid for pid, comm in native.items() if comm == "<...>"}
+    native = {pid: comm for pid, comm in native.items() if pid not in unnamed}
     early = {pid for pid, comm in native.items() if comm != last[pid]}
 
     assert len(native) > 30
     assert set(native.items()) <= names
     # The kernel notes it when a task is switched away from after a hit.
     assert len(early) < len(native) / 10
+    assert len(unnamed) < len(native) / 10
 
 
 def test_the_header_is_the_same(run: Run) -> None:
