@@ -63,6 +63,7 @@ def open_fake(machine: HostMachine, files: HostFiles, probes: Sequence[HostProbe
     """Open the rings of a fake instance; an ``OpenReader``."""
     del probes
     assert isinstance(machine.tracefs, FakeTracefs)
+    files.name_tasks(())
     return FakeReader(machine.tracefs, files)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from kprobes.errors import TracefsError
 from kprobes.transport.tracefs import Tracefs
 
+_EMPTY = {"filter": "none\n", "trigger": "# Available triggers:\n# traceon traceoff\n"}
 _LOG = "[    1.000000] trace_kprobe: error: {text}\n  Command: {line}\n{caret}^\n"
 
 
@@ -59,7 +60,7 @@ class FakeTracefs(Tracefs):
                 files = self._instance(name).files
                 if own.endswith("/enable"):
                     return self._enabled(name, files, own)
-                return files.get(own, "none\n") if own.endswith("/filter") else files[own]
+                return files.get(own, _EMPTY.get(own.rpartition("/")[2], "")) or files[own]
 
     def write(self, name: str, text: str) -> None:
         self.written.append((name, text))
@@ -70,13 +71,25 @@ class FakeTracefs(Tracefs):
             self._define(text.rstrip("\n"))
         else:
             instance, own = self._instance(name), name.split("/", 2)[2]
-            instance.files[own] = text
+            instance.files[own] = self._written(name, text)
             group = own.split("/")[1] if own.startswith("events/") else ""
             if group and group != "task" and not self._of_group(group):
                 raise TracefsError(name, errno.ENOENT, verb="write")
             if own == f"events/{group}/enable":
                 for event in self._events(group):
                     instance.files[f"events/{group}/{event}/enable"] = text
+
+    def _written(self, name: str, text: str) -> str:
+        if not name.endswith("/trigger"):
+            return text
+        # As event_trigger_print() lists it, the newest first.
+        command, has_filter, rest = text.rstrip("\n").removeprefix("!").partition(" if ")
+        head, _, count = command.rpartition(":")
+        head, left = (head, f"count={count}") if count.isdigit() else (command, "unlimited")
+        kept = [e for e in self.read(name).splitlines() if not e.startswith((f"{head}:", "#"))]
+        if not text.startswith("!"):
+            kept.insert(0, f"{head}:{left}{has_filter}{rest}")
+        return "".join(f"{line}\n" for line in kept)
 
     def has(self, name: str) -> bool:
         if name.startswith("instances/"):

@@ -61,6 +61,9 @@ def test_the_host_is_taken_where_it_can_be_probed_and_else_a_guest(
         ["--exits"],
         ["-O", "stacktrace"],
         ["-O", "record-tgid"],
+        ["--trigger", "stacktrace", "--all-tasks"],
+        ["--trigger", "hist:keys=comm"],
+        ["--trigger", "traceoff", "--follow", "--", "true"],
     ],
 )
 def test_what_only_guests_have_means_a_guest(
@@ -74,6 +77,14 @@ def test_what_only_guests_have_means_a_guest(
 
     assert args.target is None
     assert capsys.readouterr().err == ""
+
+
+def test_triggers_that_mind_no_command_are_of_this_machine_too(*, is_possible: bool) -> None:
+    args = parse("--trigger", "traceoff:1 if count > 5", "--trigger", "stop", "--tracing-off")
+
+    choose_target(args)
+
+    assert is_host(args) is is_possible
 
 
 def test_the_environment_has_a_say_when_nothing_else_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -391,8 +391,6 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
     "stacktrace": (False, "-O stacktrace"),
     "userstacktrace": (False, "-O userstacktrace"),
     "record_tgid": (False, "-O record-tgid"),
-    "triggers": ({}, "--trigger"),
-    "tracing_off": (False, "--tracing-off"),
     "boot": (False, "--boot"),
     "until_panic": (None, "--until-panic"),
     "wait": (False, "--wait"),
@@ -471,7 +469,7 @@ def _has_image(args: argparse.Namespace) -> bool:
 
 
 def _auto(args: argparse.Namespace) -> str | None:
-    if _has_image(args) or _of_guests(args) is not None:
+    if _has_image(args) or _of_guests(args) is not None or _has_guest_trigger(args):
         return None
     from kprobes.host.obstacles import obstacles
 
@@ -480,6 +478,17 @@ def _auto(args: argparse.Namespace) -> str | None:
         return HOST
     args.why_guest = found[0].found
     return None
+
+
+def _has_guest_trigger(args: argparse.Namespace) -> bool:
+    given = [text for texts in getattr(args, "triggers", {}).values() for text in texts]
+    if not given:
+        return False
+    from kprobes.lang.trigger import parse_trigger
+    from kprobes.model.trigger import OF_HOSTS
+
+    # There they see the hits of every task.
+    return args.follow or any(parse_trigger(each).trigger.command not in OF_HOSTS for each in given)
 
 
 def print_reason(args: argparse.Namespace) -> None:

@@ -300,10 +300,10 @@ def _summary(text: str) -> tuple[str, Path | None]:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Trace; return the exit code."""
+    args.follow = is_following(args)
     choose_target(args)
     if not is_host(args):
         check_command(args)
-    args.follow = is_following(args)
     return prepared(args, out)(None)
 
 

@@ -25,13 +25,14 @@ from kprobes.host.events import HostFiles
 from kprobes.host.machine import HostMachine
 from kprobes.host.owner import forget, new_owner, note
 from kprobes.host.prepare import HostPlaces, HostPreparer, HostProbe
+from kprobes.host.triggers import HostTriggers, check_triggers
 from kprobes.lang.parser import each_statement
 from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import NO_COUNTS, Counts, Events, Hits, HostEvent, Loads
 from kprobes.model.kernel import Kernel, place_of
-from kprobes.model.options import Options, Tasks, Wanted
+from kprobes.model.options import Options, Wanted
 from kprobes.model.resolved import RecordLayout
-from kprobes.model.trigger import Trigger
+from kprobes.model.trigger import SoftEnable, Trigger
 from kprobes.recording_writer import RecordingWriter
 from kprobes.sinks.names import TraceSource
 from kprobes.units import KIB, MIB
@@ -41,7 +42,10 @@ DEFAULT_CLOCK = "local"
 """What the kernel's own traces are stamped with."""
 _COUNTERS = ("counter", "uptime", "x86-tsc")
 """Clocks of which the kernel prints numbers as they are."""
-_NO_TRIGGERS = "triggers are of guests: this machine's own kernel has them in its `trigger` files"
+_NO_HISTS = (
+    "hist triggers of events are of guests: `kprobe count -t host` and `kprobe hist -t host` count "
+    "this machine's events, and `kprobe report --hist` those of a recording"
+)
 _CHECK_S = 1.0
 """Between looks whether others have changed what is recorded."""
 _TRAMPOLINES = ("arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline")
@@ -134,11 +138,12 @@ class HostDriver:
         self._preparer = HostPreparer(machine)
         self._owner = new_owner()
         self._files = HostFiles(machine.tracefs, self._owner)
+        self._triggers = HostTriggers(self._files)
         self._counts = NO_COUNTS
         self._is_on = self._is_enabled = False
-        # What the kernel has of ours, by event id; and what of it is enabled.
+        # What the kernel has of ours, by event id; and whether it was enabled, or disabled, last.
         self._defined: dict[int, HostProbe] = {}
-        self._enabled: set[int] = set()
+        self._enabled: dict[int, SoftEnable] = {}
         self._recorded: dict[int, HostProbe] = {}
         self._missed: dict[str, int] = {}
         self._next_check_s = 0.0
@@ -196,8 +201,11 @@ class HostDriver:
 
     @property
     def is_stopped(self) -> bool:
-        """Never: there are no triggers."""
-        return False
+        """Whether a trigger ``stop`` has ended the recording; TargetError if it is gone."""
+        if not self._is_on:
+            return False
+        with _telling_of_others():
+            return self._triggers.is_stopped
 
     @property
     def pauses(self) -> None:
@@ -249,12 +257,12 @@ class HostDriver:
         Raises:
             DefinitionError: a definition names what this kernel has not, or cannot record.
             RefusedError: a function cannot be probed.
+            NotSupportedError: a trigger is one that only guests have.
         """
         tasks = wanted.options.tasks
         with self._changing:
             self._preparer.compare_without(wanted.deleted)
-            if wanted.triggers:
-                raise NotSupportedError(_NO_TRIGGERS)
+            check_triggers(wanted, self.kernel.version)
             prepared = (self._preparer.prepare(each, tasks) for each in wanted.definitions)
             probes = (probe for some in prepared for probe in some)
             return [probe for probe in probes if _id(probe) not in wanted.over_limit]
@@ -264,18 +272,22 @@ class HostDriver:
         self._preparer.forget(definition, is_new=is_new)
 
     def replace_definition(self, old: Definition, new: Definition) -> None:
-        """Take a definition for another one, which differs in its filter."""
+        """Take a definition for another one, which differs in its filter or its triggers."""
         self._preparer.replace_definition(old, new)
 
     def layout_of(self, definition: Definition, deleted: Sequence[Definition]) -> RecordLayout:
-        """Raise NotSupportedError: there are no triggers that could ask for it."""
+        """Raise NotSupportedError: there are no hist triggers that could ask for it."""
         del definition, deleted
-        raise NotSupportedError(_NO_TRIGGERS)
+        raise NotSupportedError(_NO_HISTS)
 
     def left(self, triggers: Iterable[Trigger]) -> dict[int, int]:
-        """None: there are no triggers."""
-        del triggers
-        return {}
+        """Return how often triggers with a count may still do something, by their numbers.
+
+        Raises:
+            TargetError: the recording is gone.
+        """
+        with self._changing, _telling_of_others():
+            return self._triggers.left(triggers)
 
     def event_ids(self, definition: Definition) -> list[int]:
         """Return the numbers of a definition's events in what is counted."""
@@ -297,9 +309,9 @@ class HostDriver:
             wanted = change(self.wanted)
             probes = self.prepare(wanted)
             if begins:
-                self._arm(probes, wanted.options.tasks)
+                self._arm(probes, wanted)
             elif self._is_on:
-                self._change(probes)
+                self._change(probes, wanted)
             self.wanted = wanted
 
     def end(self) -> None:
@@ -358,21 +370,25 @@ class HostDriver:
         if self.reader is not None:
             yield from self.reader.rest()
 
-    def _arm(self, probes: Sequence[HostProbe], tasks: Tasks) -> None:
+    def _arm(self, probes: Sequence[HostProbe], wanted: Wanted) -> None:
         self.close()
         with ExitStack() as undo:
             # Before the act: taking away what is not there yet is harmless.
             undo.callback(self.close)
             self._missed, self._counts = {}, NO_COUNTS
+            self._triggers.forget()
             note(self._owner)
             options = self.options
             self._files.make_instance(buffer_kib=-(-options.ring // KIB), clock=options.clock)
             self._define(probes)
             self._recorded = dict(self._defined)
             self.reader = self._open_reader(self.machine, self._files, probes)
+            if not wanted.options.tracing_on:
+                self._files.set_tracing(is_on=False)
             self._is_on = True
-            self._enabled = set(self._defined)
-            if not tasks.follow:
+            self._triggers.change(self._defined, undo)
+            self._enabled = _states(self._defined, wanted)
+            if not wanted.options.tasks.follow:
                 self._enable()
             undo.pop_all()
 
@@ -383,12 +399,13 @@ class HostDriver:
             if each.filter:
                 self._files.set_filter(each)
 
-    def _change(self, probes: Sequence[HostProbe]) -> None:
-        wanted = {_id(probe): probe for probe in probes}
-        new = [probe for number, probe in wanted.items() if number not in self._defined]
+    def _change(self, probes: Sequence[HostProbe], wanted: Wanted) -> None:
+        armed = {_id(probe): probe for probe in probes}
+        states = _states(armed, wanted)
+        new = [probe for number, probe in armed.items() if number not in self._defined]
         filtered = [
             probe
-            for number, probe in wanted.items()
+            for number, probe in armed.items()
             if number in self._defined and self._defined[number].filter != probe.filter
         ]
         with ExitStack() as undo:
@@ -400,14 +417,21 @@ class HostDriver:
                 self._files.set_filter(each)
             if new and self.reader is not None:
                 self.reader.add(self._read_events(self.machine, self._files, new))
-            for number in wanted.keys() ^ self._enabled:
-                probe, is_enabled = self._defined[number], number in wanted
-                undo.callback(self._set_enabled, probe, is_enabled=not is_enabled)
-                self._set_enabled(probe, is_enabled=is_enabled)
+            self._triggers.change(armed, undo)
+            self._switch(states, undo)
+            if self.wanted.checks_tracing_on and not wanted.checks_tracing_on:
+                self._files.set_tracing(is_on=True)
             undo.pop_all()
-        self._defined |= wanted
-        self._recorded |= wanted
-        self._enabled = set(wanted)
+        self._defined |= armed
+        self._recorded |= armed
+        self._enabled = states
+
+    def _switch(self, states: Mapping[int, SoftEnable], undo: ExitStack) -> None:
+        for number, probe in self._defined.items():
+            before, after = self._enabled.get(number, _OFF), states.get(number, _OFF)
+            if before != after:
+                undo.callback(self._set_enabled, probe, is_enabled=before[0])
+                self._set_enabled(probe, is_enabled=after[0])
 
     def _delete(self, probe: HostProbe) -> None:
         if self._defined.pop(_id(probe), None) is not None:
@@ -419,11 +443,12 @@ class HostDriver:
 
     def _enable(self) -> None:
         self._is_enabled = True
-        if len(self._enabled) == len(self._defined) > 0:
+        on = [probe for number, probe in self._defined.items() if self._enabled[number][0]]
+        if len(on) == len(self._defined) > 0:
             self._files.enable()
             return
-        for number in self._enabled:
-            self._files.set_enabled(self._defined[number], is_enabled=True)
+        for each in on:
+            self._files.set_enabled(each, is_enabled=True)
 
     def follow(self, pid: int) -> None:
         """Record what a task does that waits to begin, and what descends from it.
@@ -447,16 +472,20 @@ class HostDriver:
         finally:
             self._is_on = self._is_enabled = False
             with _telling_of_others():
+                self._triggers.end()
                 self._files.disable(has_events=bool(self._defined))
                 self._missed = {name: n for name, (_, n) in self._files.profile().items()}
 
     def _check_recorded(self) -> None:
         if not self._is_enabled:
             return
-        on = [each for number, each in self._defined.items() if number in self._enabled]
-        off = [each for number, each in self._defined.items() if number not in self._enabled]
+        # Those that triggers may enable or disable are as they are.
+        own = {n: probe for n, probe in self._defined.items() if not probe.soft_enable}
+        on = [probe for n, probe in own.items() if self._enabled.get(n, _OFF)[0]]
+        off = [probe for n, probe in own.items() if not self._enabled.get(n, _OFF)[0]]
+        has_others = len(own) < len(self._defined)
         with _telling_of_others():
-            if not self._files.is_recorded(on, off):
+            if not self._files.is_recorded(on, off, has_others=has_others):
                 raise TargetError("somebody else enabled or disabled this session's events")
 
     def close(self) -> None:
@@ -468,7 +497,7 @@ class HostDriver:
         with suppress(TargetError):
             self.disarm()
         self._let_go()
-        self._defined, self._enabled = {}, set()
+        self._defined, self._enabled = {}, {}
         self._files.remove()
         self._preparer.reuse_names()
         forget(self._owner)
@@ -520,6 +549,14 @@ def _telling_of_others() -> Generator[None]:
         raise TargetError(
             f"somebody else took this session's events away while they recorded ({error})"
         ) from error
+
+
+_OFF: SoftEnable = False, 0
+
+
+def _states(probes: Mapping[int, HostProbe], wanted: Wanted) -> dict[int, SoftEnable]:
+    # Those that have no part in triggers are enabled as long as they are wanted.
+    return {n: wanted.soft_enables.get(each.soft_enable, (True, 0)) for n, each in probes.items()}
 
 
 def _id(probe: HostProbe) -> int:

@@ -83,6 +83,18 @@ def filter_refusal(declaration: KprobeEvent, text: str, shown: str) -> KprobesEr
     return DefinitionError("KERNEL", reason, command=text, column=column, hint=f"of {command}")
 
 
+def trigger_refusal(error: TracefsError, declaration: KprobeEvent, line: str) -> KprobesError:
+    """Return the kernel's refusal of a trigger.
+
+    Args:
+        error: of the write.
+        declaration: whose event it is for.
+        line: that was written.
+    """
+    command, why = declaration.probe.definition.command, os.strerror(error.number)
+    return RefusedError(f"{command}: the kernel refuses its trigger {line!r} ({why})")
+
+
 PROBES = "kprobe_events"
 """Where probes are defined and listed."""
 _PROFILE = "kprobe_profile"
@@ -147,6 +159,25 @@ class HostFiles:
             shown = self._tracefs.read(name)
             raise filter_refusal(probe.declaration, probe.filter, shown) from error
 
+    def add_trigger(self, probe: HostProbe, line: str) -> None:
+        """Give an event a trigger more in our instance, or with ``!`` before it one less.
+
+        Raises:
+            RefusedError: the kernel refuses it.
+        """
+        try:
+            self._tracefs.write(f"{self._event(probe)}/trigger", f"{line}\n")
+        except TracefsError as error:
+            raise trigger_refusal(error, probe.declaration, line) from error
+
+    def triggers(self, probe: HostProbe) -> list[str]:
+        """Return an event's triggers in our instance, as the kernel lists them."""
+        return self._tracefs.read(f"{self._event(probe)}/trigger").splitlines()
+
+    def set_tracing(self, *, is_on: bool) -> None:
+        """Record anything at all from now on, or nothing, in our instance."""
+        self._tracefs.write(f"{self.instance}/tracing_on", str(int(is_on)))
+
     def name_of(self, probe: HostProbe) -> str:
         """Return the name of a probe's event, with its group."""
         return f"{self._owner.group}/{probe.name}"
@@ -157,7 +188,7 @@ class HostFiles:
             name = f"{self.instance}/events/{event}/enable"
             if self._tracefs.has(name):
                 self._tracefs.write(name, "1")
-        self._tracefs.write(f"{self.instance}/tracing_on", "1")
+        self.set_tracing(is_on=True)
 
     def follow(self, pid: int) -> None:
         """Have our instance record a task and what descends from it, and no others."""
@@ -172,13 +203,20 @@ class HostFiles:
         """Record one event from now on, or no more."""
         self._tracefs.write(f"{self._event(probe)}/enable", str(int(is_enabled)))
 
-    def is_recorded(self, on: Sequence[HostProbe], off: Sequence[HostProbe]) -> bool:
-        """Whether some of our events are recorded, and the others are not.
+    def is_recorded(
+        self, on: Sequence[HostProbe], off: Sequence[HostProbe], *, has_others: bool
+    ) -> bool:
+        """Whether some of our events are recorded, and some are not.
+
+        Args:
+            on: that should be.
+            off: that should not be.
+            has_others: whether there are more, of which nothing is said.
 
         Raises:
             TracefsError: one of them, or our instance, is not there any more.
         """
-        if on and not off:
+        if on and not (off or has_others):
             # One file for thousands.
             return self._reads(f"{self.instance}/events/{self._owner.group}", "1")
         wanted = [(probe, "1") for probe in on] + [(probe, "0") for probe in off]
@@ -190,7 +228,7 @@ class HostFiles:
 
     def disable(self, *, has_events: bool = True) -> None:
         """Record nothing more; a group without events has no file."""
-        self._tracefs.write(f"{self.instance}/tracing_on", "0")
+        self.set_tracing(is_on=False)
         if has_events:
             self._tracefs.write(f"{self.instance}/events/{self._owner.group}/enable", "0")
 

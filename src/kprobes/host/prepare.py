@@ -21,6 +21,7 @@ from kprobes.model.definition import Definition
 from kprobes.model.kernel import Symbol, span_of
 from kprobes.model.options import Tasks
 from kprobes.model.resolved import KprobeEvent, Resolved
+from kprobes.model.trigger import Trigger
 from kprobes.resolve.resolve import check_alike, filter_fields, resolve
 from kprobes.resolve.tracefs_event import to_kprobe_event
 from kprobes.units import Addr
@@ -94,16 +95,23 @@ class HostProbe(Struct, frozen=True, kw_only=True):
         declaration: its line.
         name: that it has in our group; the user's name is in its layout.
         filter: for its filter file, or "".
+        triggers: of its event, with filters that choose the tasks, too.
     """
 
     declaration: KprobeEvent
     name: str
     filter: str
+    triggers: tuple[Trigger, ...] = ()
 
     @property
     def resolved(self) -> Resolved:
         """What it is."""
         return self.declaration.probe
+
+    @property
+    def soft_enable(self) -> int:
+        """The number of its event, which has triggers, or that some are about; else 0."""
+        return self.resolved.definition.soft_enable
 
 
 class HostPreparer:
@@ -153,10 +161,10 @@ class HostPreparer:
         self._old_names = set()
 
     def replace_definition(self, old: Definition, new: Definition) -> None:
-        """Take a definition for another one that differs in its filter."""
+        """Take a definition for another one that differs in its filter or its triggers."""
         if id(old) in self._known:
             _, known = self._known.pop(id(old))
-            self._known[id(new)] = new, tuple(each.with_filter(new.filter) for each in known)
+            self._known[id(new)] = new, tuple(each.like(new) for each in known)
 
     def event_ids(self, definition: Definition) -> list[int]:
         """Return the numbers of a definition's events."""
@@ -186,21 +194,35 @@ class _Named(Struct, frozen=True, kw_only=True):
     probe: Resolved
     name: str
 
-    def with_filter(self, text: str) -> "_Named":
-        definition = replace(self.probe.definition, filter=text)
+    def like(self, other: Definition) -> "_Named":
+        definition = replace(
+            self.probe.definition,
+            filter=other.filter,
+            triggers=other.triggers,
+            soft_enable=other.soft_enable,
+        )
         return replace(self, probe=replace(self.probe, definition=definition))
 
 
 def _event(machine: HostMachine, probe: Resolved, name: str, tasks: Tasks) -> HostProbe:
-    text = probe.definition.filter
-    if text and parse_filter(text, _known(machine, probe)) is None:
-        text = ""
-    chosen = [*_task_terms(probe, tasks), *([text] if text else [])]
+    definition = probe.definition
+    # The kernel's triggers do not mind which tasks its filters choose.
     return HostProbe(
         declaration=to_kprobe_event(probe, machine.kernel.version, machine.arch),
         name=name,
-        filter=" && ".join(f"({each})" for each in chosen) if len(chosen) > 1 else "".join(chosen),
+        filter=_filter(machine, probe, tasks, definition.filter),
+        triggers=tuple(
+            replace(each, filter=_filter(machine, probe, tasks, each.filter))
+            for each in definition.triggers
+        ),
     )
+
+
+def _filter(machine: HostMachine, probe: Resolved, tasks: Tasks, text: str) -> str:
+    if text and parse_filter(text, _known(machine, probe)) is None:
+        text = ""
+    chosen = [*_task_terms(probe, tasks), *([text] if text else [])]
+    return " && ".join(f"({each})" for each in chosen) if len(chosen) > 1 else "".join(chosen)
 
 
 def _check_same_event(probes: Sequence[Resolved]) -> None:

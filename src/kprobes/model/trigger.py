@@ -35,6 +35,8 @@ OF_TARGETS = OF_HISTS | {Command.ENABLE_EVENT, Command.DISABLE_EVENT}
 """Those that name another event."""
 OF_TRACING = frozenset({Command.TRACEON, Command.TRACEOFF, Command.STOP})
 """Those that say whether anything is recorded."""
+OF_HOSTS = OF_TRACING | {Command.ENABLE_EVENT, Command.DISABLE_EVENT}
+"""Those that a session with this machine's own kernel may have."""
 _POST = frozenset({Command.TRACEOFF, Command.STACKTRACE, Command.STOP})
 
 
