@@ -1,6 +1,7 @@
-"""Compiler of the guest-side runtime: src/kprobes/codegen/runtime/*.c to the .ll beside them.
+"""Compiler of our C: what runs in guests, codegen/runtime/, and on many rows here, native/.
 
-Run by `make runtime` when a part has been changed; needs clang 15 or later (Debian 12: clang-19).
+Each *.c to the .ll beside it. Run by `make runtime` when one has been changed; needs clang 15 or
+later (Debian 12: clang-19).
 clang only reads the C. Helpers are inlined and variables put into registers by llvmlite's LLVM, the
 one that parses the result; everything else waits until the target is known.
 """
@@ -16,7 +17,8 @@ import llvmlite.binding as llvm
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
 # pyright: reportUnknownVariableType=false
 
-DIRECTORY = Path(__file__).parent.parent / "src" / "kprobes" / "codegen" / "runtime"
+_SOURCES = Path(__file__).parent.parent / "src" / "kprobes"
+RUNTIME, NATIVE = _SOURCES / "codegen" / "runtime", _SOURCES / "native"
 """Where the parts are: NAME.c, NAME.ll and headers."""
 
 _TARGET = "x86_64-unknown-none-elf"
@@ -38,17 +40,17 @@ def main() -> None:
     """Compile every part."""
     clang = sys.argv[1]
     llvm.initialize_all_targets()
-    for source in sorted(DIRECTORY.glob("*.c")):
+    for source in sorted(path for each in (RUNTIME, NATIVE) for path in each.glob("*.c")):
         command = [clang, *_FLAGS, str(source)]
         text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         body = _finished(_inlined(_without_target(text)))
-        header = f"; Generated from {source.name} by `make runtime`.\n; {digest(source.stem)}\n"
+        header = f"; Generated from {source.name} by `make runtime`.\n; {digest(source)}\n"
         source.with_suffix(".ll").write_text(header + body)
 
 
-def digest(name: str) -> str:
+def digest(source: Path) -> str:
     """Return the digest of what a part is compiled from, which its IR has in its second line."""
-    sources = (DIRECTORY / f"{name}.c", *sorted(DIRECTORY.glob("*.h")))
+    sources = (source, *sorted(source.parent.glob("*.h")))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Events
+from kprobes.native.lines import Lines
 from kprobes.units import Addr, Phys
 
 
@@ -123,7 +124,7 @@ class Sink(Protocol):
 class LineSink(Sink, Protocol):
     """A sink that writes one line for each event, whatever stands before it."""
 
-    def lines(self, batch: Batch) -> list[bytes]:
+    def lines(self, batch: Batch) -> Lines:
         """Return the lines of n events, in their order."""
         ...
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from kprobes.model.events import Batch, Column
+from kprobes.native.lines import as_list, formatted
 from kprobes.sinks.names import Names, Shown, TraceSource
 from kprobes.sinks.print_fmt import PrintedEvent
 from tests.build.tracepoints import STRINGS, batch_of, layout_of, symbol_at
@@ -15,7 +16,7 @@ NAMES = Names(TraceSource(version=(6, 12), cpus=1, symbol_at=symbol_at, texts=ST
 def lines_of(shown: Shown, count: int) -> list[bytes]:
     """Return each event's line."""
     form, columns = shown
-    return [form % row for row in zip(*columns, strict=True)] if columns else [form % ()] * count
+    return as_list(formatted(form, columns, count))
 
 
 def printed(batch: Batch) -> list[bytes]:

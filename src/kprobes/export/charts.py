@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.resolved import Storage
 from kprobes.model.visible import visible
+from kprobes.native.lines import Cells, listed
 from kprobes.sinks.json import valid_text
 from kprobes.sinks.names import Names, TraceSource
 from kprobes.sinks.text import shown
@@ -165,8 +166,7 @@ class SlowestCalls:
 
 
 def _calls(batch: Batch, durations: Column, names: Names) -> Iterable[SlowCall]:
-    # A column that is empty, as there may be no other.
-    form, columns = b"%b", [[b""] * len(batch)]
+    form, columns = b"", list[Cells]()
     for field, values, faulted in zip(
         batch.layout.fields, batch.values, batch.faulted, strict=True
     ):
@@ -180,7 +180,7 @@ def _calls(batch: Batch, durations: Column, names: Names) -> Iterable[SlowCall]:
         batch.cpu.tolist(),
         batch.pid.tolist(),
         batch.comm.tolist(),
-        zip(*columns, strict=True),
+        listed(form, columns, len(batch)),
         strict=True,
     )
     for duration, ts, cpu, pid, comm, args in rows:
@@ -190,7 +190,7 @@ def _calls(batch: Batch, durations: Column, names: Names) -> Iterable[SlowCall]:
             cpu=cpu,
             pid=pid,
             comm=readable(comm),
-            args=readable(form % args, ARGUMENTS).strip(),
+            args=readable(args, ARGUMENTS).strip(),
         )
 
 

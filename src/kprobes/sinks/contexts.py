@@ -1,20 +1,22 @@
 """Tasks, CPUs and contexts of events, as they are shown: they repeat, and are shown once each."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kprobes.model.definition import TGID
 from kprobes.model.events import Batch, Column
+from kprobes.native.library import Function, function, is_worth
+from kprobes.native.lines import Texts
 
 _REMEMBERED = 1 << 14
 _INFO = np.dtype(
     [("comm", "S16"), ("pid", "<i4"), ("cpu", "<u4"), ("context", "<u4"), ("tgid", "<i4")]
 )
-_KEY = f"V{_INFO.itemsize}"
-_RUN = 4
-"""Events of one task in a row, on average, from which on they are taken together."""
+_WORDS = _INFO.itemsize // 8
 
 
 class ContextInfo(NamedTuple):
@@ -27,41 +29,127 @@ class ContextInfo(NamedTuple):
     tgid: int
 
 
-class ContextTexts(dict[bytes, bytes]):
-    """What is shown of a task, its CPU and its context, by their bytes; remembered, as it repeats.
-
-    A key of bytes is made and found in half of the time of a tuple.
-    """
+class ContextTexts:
+    """What is shown of a task, its CPU and its context: each once, as they repeat."""
 
     def __init__(self, show: Callable[[ContextInfo], bytes]) -> None:
         """Have them be shown by a function."""
-        super().__init__()
         self._show = show
+        self._forget()
 
-    def __missing__(self, key: bytes) -> bytes:
-        """Return what is shown for the first time."""
-        text = self[key] = self._show(ContextInfo(*np.frombuffer(key, _INFO).tolist()[0]))
-        return text
-
-    def of(self, batch: Batch) -> list[bytes]:
+    def of(self, batch: Batch) -> Texts:
         """Return what is shown of each event."""
-        if len(self) > _REMEMBERED:
-            self.clear()
+        if len(self._keys) > _REMEMBERED:
+            self._forget()
         keys = np.empty(len(batch), _INFO)
         keys["comm"], keys["pid"] = batch.comm, batch.pid
         keys["cpu"], keys["context"] = batch.cpu, batch.context
         keys["tgid"] = _tgids(batch)
-        words = keys.view(np.uint64).reshape(len(keys), _INFO.itemsize // 8)
-        # Events of a task follow each other: then one look-up is for all of them.
-        begins = np.flatnonzero((words[1:] != words[:-1]).any(axis=1)) + 1
-        if len(begins) > len(keys) // _RUN:
-            return list(map(self.__getitem__, keys.view(_KEY).tolist()))
-        begins = np.concatenate([[0], begins])[: len(keys)]
-        found = np.empty(len(begins), object)
-        found[:] = list(map(self.__getitem__, keys[begins].view(_KEY).tolist()))
-        return found.repeat(np.diff(begins, append=len(keys))).tolist()
+        codes = self._keys.of(keys.view(np.uint64).reshape(len(keys), _WORDS))
+        new = self._keys.known[len(self._texts) :].view(_INFO)[:, 0]
+        self._texts += [self._show(ContextInfo(*each)) for each in new.tolist()]
+        return Texts(codes=codes, table=self._texts)
+
+    def _forget(self) -> None:
+        self._keys, self._texts = Keys(_WORDS), list[bytes]()
 
 
 def _tgids(batch: Batch) -> Column | int:
     fields = zip(batch.layout.fields, batch.values, strict=True)
     return next((values for field, values in fields if field.name == TGID), 0)
+
+
+_KEYS = np.dtype([(name, "u8") for name in ("known", "count", "room", "slots", "mask")])
+_ROOM = 1 << 10
+"""Keys that there is room for at first."""
+_RUN = 4
+"""Rows of one key in a row, on average, from which on Python takes them together."""
+
+
+class Keys:
+    """Keys of so many 64-bit words, which are remembered.
+
+    Args:
+        words: of each.
+    """
+
+    def __init__(self, words: int) -> None:
+        self._known = np.empty((_ROOM, words), np.uint64)
+        self._count = 0
+        # Python's way to find them, and C's, which comes with the first rows that are worth it.
+        self._codes: dict[bytes, int] = {}
+        self._slots: NDArray[np.uint32] | None = None
+
+    def __len__(self) -> int:
+        """Return how many are known."""
+        return self._count
+
+    @property
+    def known(self) -> NDArray[np.uint64]:
+        """Those that are known, by their codes: a view, shape (n, words)."""
+        return self._known[: self._count]
+
+    def of(self, rows: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """Return the codes of rows, shape (n, words), in C's order; new ones are known then."""
+        if self._slots is None and not is_worth(len(rows)):
+            return self._by_python(rows)
+        if self._slots is None:
+            self._make_slots()
+        return self._by_c(rows)
+
+    def _by_python(self, rows: NDArray[np.uint64]) -> NDArray[np.int32]:
+        begins = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1
+        if len(begins) > len(rows) // _RUN:
+            return np.fromiter(map(self._code, _as_bytes(rows)), np.int32, len(rows))
+        begins = np.concatenate([[0], begins])[: len(rows)]
+        codes = np.fromiter(map(self._code, _as_bytes(rows[begins])), np.int32, len(begins))
+        return codes.repeat(np.diff(begins, append=len(rows)))
+
+    def _code(self, key: bytes) -> int:
+        code = self._codes.get(key)
+        if code is None:
+            if self._count == len(self._known):
+                self._grow()
+            code = self._codes[key] = self._count
+            self._known[code] = np.frombuffer(key, np.uint64)
+            self._count += 1
+        return code
+
+    def _by_c(self, rows: NDArray[np.uint64]) -> NDArray[np.int32]:
+        rows, codes, done = np.ascontiguousarray(rows), np.empty(len(rows), np.int32), 0
+        while (done := done + self._code_from(rows[done:], codes[done:])) < len(rows):
+            self._grow()
+            self._make_slots()
+        return codes
+
+    def _code_from(self, rows: NDArray[np.uint64], codes: NDArray[np.int32]) -> int:
+        if self._slots is None:
+            raise ValueError("there is nowhere to look for keys")
+        known, slots = self._known, self._slots
+        places = known.ctypes.data, self._count, len(known), slots.ctypes.data, len(slots) - 1
+        state = np.array([places], _KEYS)
+        words = known.shape[1]
+        given = rows.ctypes.data, words, len(rows), codes.ctypes.data
+        done = _code_keys()(state.ctypes.data, *given)
+        self._count = int(state["count"][0])
+        return done
+
+    def _grow(self) -> None:
+        self._known = np.concatenate([self._known, np.empty_like(self._known)])
+
+    def _make_slots(self) -> None:
+        # Never more than half full; coded again, those that are known have the same codes.
+        known, self._count = self.known, 0
+        self._slots = np.zeros(2 * len(self._known), np.uint32)
+        self._code_from(known, np.empty(len(known), np.int32))
+
+
+def _as_bytes(rows: NDArray[np.uint64]) -> list[bytes]:
+    rows = np.ascontiguousarray(rows)
+    found: list[bytes] = rows.view(f"V{8 * rows.shape[1]}")[:, 0].tolist()
+    return found
+
+
+@cache
+def _code_keys() -> Function:
+    return function("keys", "keys_code", 5)

@@ -16,7 +16,7 @@ from kprobes.model.columns import base_name
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.resolved import Field, RecordLayout, Storage
 from kprobes.sinks.json import valid_text
-from kprobes.sinks.names import Names, TraceSource, flags, in_order
+from kprobes.sinks.names import Names, TraceSource, flags, write_in_order
 
 Mask = NDArray[np.bool_]
 Header = tuple[str, ...]
@@ -59,8 +59,7 @@ class CsvSink:
         for index, batch in enumerate(events.batches):
             if (events.batch == index).any():
                 self._begin(batch.layout)
-        for lines in in_order(events, self.lines):
-            self._out.writelines(lines)
+        write_in_order(self._out, events, self.lines)
         self._out.flush()
 
     def close(self) -> None:

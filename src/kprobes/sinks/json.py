@@ -23,15 +23,24 @@ import json
 import re
 from functools import partial
 from json.encoder import encode_basestring_ascii
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.resolved import Field, RecordLayout, Storage
+from kprobes.native.lines import Cells, Lines, formatted, listed
 from kprobes.sinks.contexts import ContextInfo, ContextTexts
-from kprobes.sinks.names import NEWEST, Name, Names, Shown, TraceSource, flags, in_order
+from kprobes.sinks.names import (
+    NEWEST,
+    Name,
+    Names,
+    Shown,
+    TraceSource,
+    flags,
+    write_in_order,
+)
 
 VERSION = "1.0"
 """Of the lines, as the header has it: "major.minor", what may change is in json.md."""
@@ -127,9 +136,8 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
     form, columns = _array(field, form, name, values)
     if bad is None:
         return form, columns
-    rows = zip(*columns, strict=True)
-    whole = [_NULL if fault else form % row for fault, row in zip(bad.tolist(), rows, strict=True)]
-    return b"%b", [whole]
+    texts = zip(bad.tolist(), listed(form, columns, len(bad)), strict=True)
+    return b"%b", [[_NULL if is_bad else text for is_bad, text in texts]]
 
 
 def _stack(names: Names, stack: bytes) -> bytes:
@@ -166,9 +174,8 @@ def _array(field: Field, form: bytes, name: Name | None, values: Column) -> Show
     return b"[%b]" % b",".join([form] * field.count), columns
 
 
-def _column(values: Column, name: Name | None) -> list[Any]:
-    numbers = values.tolist()
-    return numbers if name is None else list(map(name, numbers))
+def _column(values: Column, name: Name | None) -> Cells:
+    return values if name is None else list(map(name, values.tolist()))
 
 
 def _strings(field: Field, values: Column, *, is_sound: bool) -> Shown:
@@ -203,8 +210,7 @@ class NdjsonSink:
     def write(self, events: Events) -> None:
         """Write and flush one line per event."""
         self._begin()
-        for lines in in_order(events, self.lines):
-            self._out.writelines(lines)
+        write_in_order(self._out, events, self.lines)
         self._out.flush()
 
     def close(self) -> None:
@@ -217,12 +223,11 @@ class NdjsonSink:
         if line:
             self._out.write(line)
 
-    def lines(self, batch: Batch) -> list[bytes]:
+    def lines(self, batch: Batch) -> Lines:
         """Return one line per event."""
-        columns: list[list[Any]] = [batch.ts.tolist(), self._contexts.of(batch)]
+        columns: list[Cells] = [batch.ts, self._contexts.of(batch)]
         if batch.caller is not None:
-            callers = batch.caller.tolist()
-            columns += [self._places(callers), callers]
+            columns += [self._places(batch.caller.tolist()), batch.caller]
         specs: list[bytes] = []
         fields = zip(batch.layout.fields, batch.values, batch.faulted, strict=True)
         for field, values, faulted in fields:
@@ -230,7 +235,7 @@ class NdjsonSink:
             specs.append(_literal(dumps(field.name)) + b":" + spec)
             columns += found
         form = _form(batch.layout, b",".join(specs), self._time)
-        return list(map(form.__mod__, zip(*columns, strict=True)))
+        return formatted(form, columns, len(batch))
 
     def _places(self, addrs: list[int]) -> list[bytes]:
         if len(self._known) > _REMEMBERED:

@@ -5,8 +5,8 @@ tracing_gen_ctx_irq_test in trace.c. Lines are made of a window of events at onc
 time.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import BinaryIO
 
 import numpy as np
 from msgspec import Struct
@@ -28,6 +28,7 @@ from kprobes.model.resolved import (
     Field,
 )
 from kprobes.model.text_options import DEFAULTS, TextOptions
+from kprobes.native.lines import Cells, Lines, in_order
 
 BH_SINCE = (5, 18)
 """289e7b0f7eb4 (tracing: Account bottom half disabled sections): ``b`` and ``D``."""
@@ -91,38 +92,29 @@ WINDOW = 1 << 12
 """Events formatted at once, some 3 ms of work: whoever drains the rings meanwhile waits that long
 for Python's lock, which nobody gives up in the middle of a ``list(map(...))``."""
 
-Format = Callable[[Batch], list[bytes]]
+Format = Callable[[Batch], Lines]
 """A batch to one line per row, newlines included."""
 
-Shown = tuple[bytes, list[list[Any]]]
+Shown = tuple[bytes, Sequence[Cells]]
 """A %-format, and one column for each of its conversions."""
 
 
-def in_order(events: Events, form: Format) -> Iterator[Iterable[bytes]]:
-    """Format events, oldest first; every item has the lines of a window of them, one of each."""
+def write_in_order(out: BinaryIO, events: Events, form: Format) -> None:
+    """Write the lines of events, oldest first.
+
+    Args:
+        out: a binary stream, which is not flushed.
+        events: that are shown.
+        form: how those of a batch are.
+    """
     for start in range(0, len(events), WINDOW):
         which = events.batch[start : start + WINDOW]
         rows = events.row[start : start + WINDOW]
-        yield _window(events.batches, which, rows, form)
-
-
-def _window(
-    batches: tuple[Batch, ...],
-    which: NDArray[np.uint16],
-    rows: NDArray[np.uint32],
-    form: Format,
-) -> Iterable[bytes]:
-    present: list[int] = np.flatnonzero(np.bincount(which)).tolist()
-    if len(present) == 1:
-        return form(batches[present[0]].take(rows))
-    lines: list[bytes] = []
-    places = np.empty(len(which), np.int64)
-    for index in present:
-        is_its = which == index
-        own = rows[is_its]
-        places[is_its] = np.arange(len(lines), len(lines) + len(own))
-        lines += form(batches[index].take(own))
-    return map(lines.__getitem__, places.tolist())
+        present: list[int] = np.flatnonzero(np.bincount(which)).tolist()
+        numbers = np.zeros(len(events.batches), np.uint16)
+        numbers[present] = np.arange(len(present))
+        lines = [form(events.batches[n].take(rows[which == n])) for n in present]
+        out.writelines(in_order(lines, numbers[which]))
 
 
 def _number(addr: int) -> str:

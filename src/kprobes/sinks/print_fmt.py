@@ -16,6 +16,7 @@ from kprobes.formats.print_c import PrintExpression, UnknownPrint
 from kprobes.formats.print_fmt import LINE_MAX, Conversion, parse_print
 from kprobes.model.events import Batch, Column
 from kprobes.model.resolved import RecordLayout
+from kprobes.native.lines import Cells
 from kprobes.sinks.names import Names, Shown
 from kprobes.sinks.print_numbers import Compute, Dtype, Numbers
 from kprobes.sinks.print_options import fields_text
@@ -53,7 +54,7 @@ class _Rows(Struct, frozen=True, kw_only=True, eq=False):
 class _Piece(Struct, frozen=True, kw_only=True):
     # The %-format of a conversion, and its columns.
     form: bytes
-    lists: tuple[Callable[[_Rows], list[Any]], ...]
+    lists: tuple[Callable[[_Rows], Cells], ...]
 
 
 class PrintedEvent:
@@ -67,7 +68,7 @@ class PrintedEvent:
 
     def __init__(self, layout: RecordLayout) -> None:
         self._form = b""
-        self._lists: list[Callable[[_Rows], list[Any]]] = []
+        self._lists: list[Callable[[_Rows], Cells]] = []
         try:
             self._add(layout)
         except FormatError as e:
@@ -85,12 +86,12 @@ class PrintedEvent:
         if self.unknown:
             return fields_text(batch, names)
         rows = _Rows(columns=batch.values, count=len(batch), names=names)
-        found: list[list[Any]] = []
+        found: list[Cells] = []
         room = LINE_MAX * len(batch)
         for each in self._lists:
             column = each(rows)
             found.append(column)
-            if column and isinstance(column[0], bytes):
+            if isinstance(column, list) and column and isinstance(column[0], bytes):
                 room -= sum(map(len, column))
                 if room < 0:
                     # The kernel prints no line as long as this.
@@ -133,13 +134,13 @@ def _piece(conversion: Conversion, values: Values) -> _Piece:
 def _padded(
     conversion: Conversion,
     values: Values,
-    column: Callable[[_Rows], list[Any]],
+    column: Callable[[_Rows], Cells],
     *,
     letter: str = "b",
     flags: str | None = None,
 ) -> _Piece:
     # With its width and precision, which come before it.
-    lists: list[Callable[[_Rows], list[Any]]] = []
+    lists: list[Callable[[_Rows], Cells]] = []
     form = "%" + (conversion.flags.replace("0", "").replace("#", "") if flags is None else flags)
     form += _limit(conversion.width, values, lists, most=_STAR_MAX)
     if conversion.precision is not None and letter != "c":
@@ -151,7 +152,7 @@ def _padded(
 def _limit(
     given: int | PrintExpression | None,
     values: Values,
-    lists: list[Callable[[_Rows], list[Any]]],
+    lists: list[Callable[[_Rows], Cells]],
     *,
     most: int,
 ) -> str:
@@ -161,18 +162,18 @@ def _limit(
         return str(given)
     number = number_of(values.of(given), "a width")
 
-    def column(rows: _Rows) -> list[Any]:
-        return np.clip(rows.of(number.column).astype(np.int32), -most, most).tolist()
+    def column(rows: _Rows) -> Cells:
+        return np.clip(rows.of(number.column).astype(np.int32), -most, most)
 
     lists.append(column)
     return "*"
 
 
-def _numbers(number: Numbers, dtype: Dtype) -> Callable[[_Rows], list[Any]]:
-    return lambda rows: rows.of(number.column).astype(dtype, copy=False).tolist()
+def _numbers(number: Numbers, dtype: Dtype) -> Callable[[_Rows], Column]:
+    return lambda rows: rows.of(number.column).astype(dtype, copy=False)
 
 
-def _string(value: PrintValue) -> Callable[[_Rows], list[Any]]:
+def _string(value: PrintValue) -> Callable[[_Rows], Cells]:
     match value:
         case Strings(column=column):
             return lambda rows: _without_null(rows.of(column).tolist())
@@ -211,7 +212,7 @@ def _pointer(conversion: Conversion, value: PrintValue, values: Values) -> _Piec
         return _padded(
             conversion,
             values,
-            lambda rows: list(map(partial(named, rows.names), number(rows))),
+            lambda rows: list(map(partial(named, rows.names), number(rows).tolist())),
         )
     # pointer_string(): as many digits as an address has, where no width is given.
     flags = conversion.flags.replace("+", "").replace(" ", "")

@@ -7,8 +7,6 @@ trace.c: where it happened as numbers, and of the event, which has no such form 
 type: trace_nop_print().
 """
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +15,7 @@ from kprobes.model.events import Batch, Column
 from kprobes.model.resolved import Field, Storage
 from kprobes.model.text_options import TextOptions
 from kprobes.model.visible import visible_line
+from kprobes.native.lines import Cells
 from kprobes.sinks.names import Names, Shown
 
 Mask = NDArray[np.bool_]
@@ -57,7 +56,7 @@ def fields_text(batch: Batch, names: Names) -> Shown:
     Bytes are shown where the kernel says <INVALID-SIZE> or <INVALID-TYPE>.
     """
     forms: list[bytes] = []
-    columns: list[list[Any]] = []
+    columns: list[Cells] = []
     for field, values, bad in zip(batch.layout.fields, batch.values, batch.faulted, strict=True):
         if field.storage is Storage.STACK:
             continue
@@ -101,11 +100,11 @@ def _number(field: Field, values: Column, names: Names) -> Shown:
     if size == 1:
         return b"%b", [list(map(_BYTE_TEXTS.__getitem__, pattern.tolist()))]
     signed = pattern if size == 2 else pattern.astype("i4")
-    return b"0x%x (%d)", [pattern.tolist(), signed.tolist()]
+    return b"0x%x (%d)", [pattern, signed]
 
 
 def _pointers(values: Column, names: Names) -> Shown:
-    return b"%b (%d)", [list(map(names.symbol, values.tolist())), values.view("i8").tolist()]
+    return b"%b (%d)", [list(map(names.symbol, values.tolist())), values.view("i8")]
 
 
 def _texts(field: Field, values: Column) -> list[bytes]:

@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
 from kprobes.model.events import NO_EVENTS, Batch, Events
+from kprobes.native.lines import as_list
 from kprobes.ports import LineSink
 from kprobes.sinks.fields import Fields
 from kprobes.sinks.json import quoted
-from kprobes.sinks.names import in_order
+from kprobes.sinks.names import write_in_order
 
 
 def _before(name: str) -> Callable[[bytes], bytes]:
@@ -55,8 +56,7 @@ class SeveralSink:
     def write(self, events: Events) -> None:
         """Write and flush one line per event."""
         self._first.write(NO_EVENTS)
-        for lines in in_order(events, self._lines):
-            self._out.writelines(lines)
+        write_in_order(self._out, events, self._lines)
         self._out.flush()
 
     def close(self) -> None:
@@ -65,4 +65,4 @@ class SeveralSink:
 
     def _lines(self, batch: Batch) -> list[bytes]:
         sink, named = self._sinks[self._owners[id(batch.layout)]]
-        return list(map(named, sink.lines(self._fields.cut(batch))))
+        return list(map(named, as_list(sink.lines(self._fields.cut(batch)))))

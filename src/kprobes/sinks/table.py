@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kprobes.model.events import Batch, Events
 from kprobes.model.resolved import Storage
 from kprobes.model.visible import visible
+from kprobes.native.lines import listed
 from kprobes.sinks.names import WINDOW, Names, TraceSource
 from kprobes.sinks.text import microseconds, shown
 
@@ -77,9 +78,7 @@ class TableSink:
             yield "CALLER", str.ljust, list(map(_text, self._names.callers(batch.caller)))
         for field, values, faulted in zip(layout.fields, batch.values, batch.faulted, strict=True):
             form, columns = shown(field, values, faulted, self._names)
-            texts = (
-                map(form.__mod__, zip(*columns, strict=True)) if columns else [form % ()] * count
-            )
+            texts = listed(form, columns, count)
             is_number = field.storage in (Storage.NUMBER, Storage.DURATION)
             is_right = is_number and field.type not in _TEXTUAL and field.count is None
             yield field.name, str.rjust if is_right else str.ljust, list(map(_text, texts))
@@ -87,7 +86,8 @@ class TableSink:
     def _times(self, batch: Batch) -> list[str]:
         if not self._has_ns:
             return list(map(str, batch.ts.tolist()))
-        return [f"{s}.{us:06}" for s, us in zip(*microseconds(batch.ts), strict=True)]
+        pairs = (each.tolist() for each in microseconds(batch.ts))
+        return [f"{s}.{us:06}" for s, us in zip(*pairs, strict=True)]
 
     def _line(self, row: list[str]) -> bytes:
         aligned = (

@@ -5,9 +5,9 @@ comm, pid, cpu and context, which repeat, are formatted once each and remembered
 is a %-format and the columns that go into it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,17 @@ from kprobes.model.events import SYSCALLS, TRACERS, Batch, Column, Events, addre
 from kprobes.model.resolved import MIGRATE_SINCE, Field, Storage
 from kprobes.model.text_options import TextOptions
 from kprobes.model.visible import visible, visible_line
+from kprobes.native.lines import Cells, Lines, formatted, listed
 from kprobes.sinks.contexts import ContextInfo, ContextTexts
-from kprobes.sinks.names import BH_SINCE, Name, Names, Shown, TraceSource, flags, in_order
+from kprobes.sinks.names import (
+    BH_SINCE,
+    Name,
+    Names,
+    Shown,
+    TraceSource,
+    flags,
+    write_in_order,
+)
 from kprobes.sinks.print_options import fields_text, is_raw, probe_text, raw_lines, zeroed
 
 if TYPE_CHECKING:
@@ -121,16 +130,17 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
 
 def _durations(values: Column, bad: Mask | None) -> Shown:
     if bad is None:
-        return b"%d", [values.tolist()]
+        return b"%d", [values]
     took = zip(values.tolist(), bad.tolist(), strict=True)
     return b"%b", [[_UNKNOWN if is_unknown else b"%d" % ns for ns, is_unknown in took]]
 
 
-def _unnamed(field: Field, columns: list[list[Any]], bad: Mask) -> list[list[Any]]:
+def _unnamed(field: Field, columns: Sequence[Cells], bad: Mask) -> list[Cells]:
     # What could not be read is not an enumerator: it stays the number 0.
     zero = b"0x0" if field.type.startswith("x") else b"0"
     faults: list[bool] = bad.tolist()
-    return [[zero if f else v for f, v in zip(faults, c, strict=True)] for c in columns]
+    texts = (column if isinstance(column, list) else column.tolist() for column in columns)
+    return [[zero if f else v for f, v in zip(faults, each, strict=True)] for each in texts]
 
 
 def _number(field: Field, names: Names) -> tuple[bytes, Name | None]:
@@ -155,9 +165,8 @@ def _array(field: Field, one: tuple[bytes, Name | None], values: Column) -> Show
     return b"{%b}" % b",".join([form] * field.count), columns
 
 
-def _named(values: Column, name: Name | None) -> list[Any]:
-    numbers = values.tolist()
-    return numbers if name is None else list(map(name, numbers))
+def _named(values: Column, name: Name | None) -> Cells:
+    return values if name is None else list(map(name, values.tolist()))
 
 
 def _symbols(values: Column, bad: Mask | None, names: Names) -> Column:
@@ -239,8 +248,7 @@ class TextSink:
     def write(self, events: Events) -> None:
         """Write and flush one line per event."""
         written = self._begin()
-        for lines in in_order(events, self.lines):
-            self._out.writelines(lines)
+        write_in_order(self._out, events, self.lines)
         self._written = written + len(events)
         self._out.flush()
 
@@ -266,20 +274,25 @@ class TextSink:
                 self._out.write(_columns(self._source))
         return self._written
 
-    def lines(self, batch: Batch) -> list[bytes]:
+    def lines(self, batch: Batch) -> Lines:
         """Return one line per event."""
         if is_raw(self._options):
             version, is_terminal = self._source.version, self._is_terminal
             return raw_lines(batch, self._options, version, is_terminal=is_terminal)
         form, where = self._where(batch)
         spec, found = self._event(batch)
-        lines = _formatted(form + spec + b"\n", [*where, *found], len(batch))
-        if batch.layout.group == TRACERS:
+        whole = form + spec + b"\n", [*where, *found], len(batch)
+        is_tracers, layout = batch.layout.group == TRACERS, batch.layout
+        has_stacks = any(field.storage is Storage.STACK for field in layout.fields)
+        if not (is_tracers or has_stacks or self._is_terminal):
+            return formatted(*whole)
+        lines = listed(*whole)
+        if is_tracers:
             # What is written to trace_marker ends its line itself.
-            lines = (line.rstrip(b"\n") + b"\n" for line in lines)
+            lines = [line.rstrip(b"\n") + b"\n" for line in lines]
         if self._is_terminal:
-            lines = map(visible_line, lines)
-        return self._with_stacks(batch, list(lines), partial(_formatted, form, where, len(batch)))
+            lines = list(map(visible_line, lines))
+        return self._with_stacks(batch, lines, partial(listed, form, where, len(batch)))
 
     def _where(self, batch: Batch) -> Shown:
         # Task, CPU and time.
@@ -287,7 +300,7 @@ class TextSink:
             return b"", []
         if self._source.has_ns:
             return b"%b%5d.%06d: ", [self._contexts.of(batch), *microseconds(batch.ts)]
-        return b"%b%12d: ", [self._contexts.of(batch), batch.ts.tolist()]
+        return b"%b%12d: ", [self._contexts.of(batch), batch.ts]
 
     def _event(self, batch: Batch) -> Shown:
         layout, options = batch.layout, self._options
@@ -321,7 +334,7 @@ class TextSink:
         return lines
 
     def _of_probe(self, batch: Batch) -> Shown:
-        layout, columns = batch.layout, list[list[Any]]()
+        layout, columns = batch.layout, list[Cells]()
         form = _literal(f"{layout.event}: ")
         if batch.caller is None:
             form += _literal(f"({layout.where}{self._address(layout.ip)})")
@@ -393,10 +406,6 @@ def _user_entry(stack: bytes) -> bytes:
     return b"".join(b" =>  <%016x>\n" % addr for addr in addresses(stack))
 
 
-def _formatted(form: bytes, columns: list[list[Any]], count: int) -> Iterable[bytes]:
-    return map(form.__mod__, zip(*columns, strict=True) if columns else [()] * count)
-
-
 def _head(version: tuple[int, int], options: TextOptions, info: ContextInfo) -> bytes:
     # What stands before the time. __trace_find_cmdline: whatever the idle task is called.
     name = info.comm if info.pid else b"<idle>"
@@ -411,11 +420,11 @@ def _literal(text: str) -> bytes:
     return text.replace("%", "%%").encode()
 
 
-def microseconds(ts: NDArray[np.uint64]) -> tuple[list[int], list[int]]:
-    """Return times in ns, shape (n,), as whole seconds and the rest in µs, as the kernel rounds."""
+def microseconds(ts: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return ns, shape (n,), as seconds and the rest in µs, as the kernel rounds: copies."""
     us = (ts + _NS_PER_US // np.uint64(2)) // _NS_PER_US
     seconds = us // _US_PER_S
-    return seconds.tolist(), (us - seconds * _US_PER_S).tolist()
+    return seconds, us - seconds * _US_PER_S
 
 
 def _grow(out: BinaryIO, at: int, size: int, new: bytes) -> None:
