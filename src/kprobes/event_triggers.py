@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from itertools import count
+from itertools import count, cycle
 from typing import Generic, TypeVar
 
 from msgspec.structs import replace
@@ -39,6 +39,7 @@ class EventTriggers(Generic[_Event]):
         # Whether each hist trigger counts, and how often that was said, by the number of its word.
         self._hists: dict[int, SoftEnable] = {}
         self._tables = count(1)
+        self._numbers = cycle(range(1, MOST))
         # How often each event in soft mode was enabled or disabled by hand, which undoes what
         # triggers have done.
         self._resets: dict[_Event, int] = {}
@@ -54,7 +55,7 @@ class EventTriggers(Generic[_Event]):
         copied._triggers, copied._soft_enables = dict(self._triggers), dict(self._soft_enables)
         copied._resets, copied._hists = dict(self._resets), dict(self._hists)
         # A table that was given up is nobody else's: a hit on its way may still count in it.
-        copied._tables = self._tables
+        copied._tables, copied._numbers = self._tables, self._numbers
         return copied
 
     def change(
@@ -163,7 +164,11 @@ class EventTriggers(Generic[_Event]):
         return {*self._soft_enables.values(), *self._hists}
 
     def _number(self, text: str) -> int:
-        return _free({each.number for each in self._all}, text)
+        # One that was free for long: what is left of a trigger is asked for by its number.
+        used = {each.number for each in self._all}
+        if len(used) >= MOST - 1:
+            raise _too_many(text)
+        return next(number for number in self._numbers if number not in used)
 
     def _set(self, event: _Event, triggers: tuple[Trigger, ...]) -> None:
         self._triggers.pop(event, None)
@@ -312,8 +317,12 @@ def _with_fields(each: Statement, fields: SyntheticFields, named: frozenset[str]
 def _free(used: Collection[int], text: str) -> int:
     number = next((number for number in range(1, MOST) if number not in used), None)
     if number is None:
-        raise _error(TriggerCode.TOO_MANY, text, "", f"at most {MOST - 1}")
+        raise _too_many(text)
     return number
+
+
+def _too_many(text: str) -> DefinitionError:
+    return _error(TriggerCode.TOO_MANY, text, "", f"at most {MOST - 1}")
 
 
 def _error(code: TriggerCode, text: str, token: str, hint: str) -> DefinitionError:

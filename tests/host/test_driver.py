@@ -1,6 +1,8 @@
 """Arming and taking away, with a kernel that refuses, fails and loses things."""
 
 import errno
+import itertools
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -409,3 +411,64 @@ def test_what_hits_take_is_not_told_by_this_kernel(tracefs: FakeTracefs) -> None
 
     with pytest.raises(NotSupportedError, match="does not tell what hits take"):
         driver.accept(Options(limits=Limits(max_overhead=0.1)))
+
+
+def test_a_command_is_followed_when_a_change_is_whole(tracefs: FakeTracefs) -> None:
+    machine = make_machine(tracefs)
+    driver = HostDriver(machine, HostOptions(), open_fake, read_fake)
+    options = Options(tasks=Tasks(follow=True))
+    begin(driver, a := read("p:a vfs_read"), chosen=options)
+    write, names = tracefs.write, iter(["kprobe_events"])
+
+    following: list[Future[None]] = []
+    with ThreadPoolExecutor() as threads:
+
+        def follow_meanwhile(name: str, text: str) -> None:
+            write(name, text)
+            if name == next(names, None):
+                following.append(threads.submit(driver.follow, 77))
+                wait(following, timeout=0.2)
+
+        tracefs.write = follow_meanwhile
+        change(driver, a, read("p:b many"))
+        tracefs.write = write
+
+    (followed,) = following
+    followed.result()
+    assert enabled(tracefs) == {"a": "1", "b": "1"}
+    driver.close()
+
+
+@pytest.mark.parametrize("others", ["swapped", "commented"])
+def test_hits_are_of_the_events_that_the_profile_names(tracefs: FakeTracefs, others: str) -> None:
+    driver = driver_of(tracefs, "p:a vfs_read", "p:b many")
+    read_file, times = tracefs.read, itertools.count()
+
+    def changed(name: str) -> str:
+        text = read_file(name)
+        if others == "commented" and name.startswith("kprobe_"):
+            return f"# a comment\n{text}"
+        if name == "kprobe_profile" and next(times) == 0:
+            # Somebody's event before ours went, and another one came behind them.
+            tracefs.lines.append(tracefs.lines.pop(0))
+            text = read_file(name).replace("   7 ", " 999 ", 1)
+        return text
+
+    tracefs.misses = {"a": 3, "one": 50}
+    tracefs.read = changed
+    driver.disarm()
+    tracefs.read = read_file
+
+    assert {hits.event: hits.missed for hits in driver.hits()} == {"a": 3, "b": 0}
+    driver.close()
+
+
+def test_tasks_are_not_chosen_by_numbers_that_the_kernel_has_not(tracefs: FakeTracefs) -> None:
+    machine = make_machine(tracefs)
+    machine.has_kernels_pids = False
+    driver = HostDriver(machine, HostOptions(), open_fake, read_fake)
+
+    for tasks in (Tasks(pids=(5,)), Tasks(follow=True)):
+        with pytest.raises(NotSupportedError, match="--comm"):
+            driver.accept(Options(tasks=tasks))
+    driver.accept(Options(tasks=Tasks(comms=("sh",))))

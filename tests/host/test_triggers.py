@@ -2,11 +2,18 @@
 
 import errno
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
-from kprobes.errors import DefinitionError, NotSupportedError, RefusedError, TargetError
+from kprobes.errors import (
+    DefinitionError,
+    NotSupportedError,
+    RefusedError,
+    TargetError,
+    TracefsError,
+)
 from kprobes.event_table import EventTable, TraceProbe
 from kprobes.event_triggers import with_synthetic_fields
 from kprobes.host import driver as host_driver
@@ -240,3 +247,152 @@ def test_what_the_kernel_refuses_leaves_all_as_before(host: Host) -> None:
     assert host.file("read/trigger") == "traceoff:count=1\n"
     assert (host.file("many/trigger"), host.file("many/enable")) == ("", "1")
     assert host.table.select("many").triggers == ()
+
+
+def test_what_a_trigger_enabled_goes_off_when_nothing_wants_it_any_more(host: Host) -> None:
+    host.define("p:wide many", is_enabled=False)
+    reads = host.define("p:read vfs_read", "enable_event:kprobes:wide")
+    host.table.begin()
+
+    # A hit has enabled it; nobody said so.
+    host.set_file("wide/enable", "1*")
+    reads.trigger("!enable_event:kprobes:wide")
+
+    assert host.file("wide/enable") == "0"
+
+
+def test_what_passes_a_limit_is_disabled_though_a_trigger_has_enabled_it(host: Host) -> None:
+    wide = host.define("p:wide many", is_enabled=False)
+    host.define("p:read vfs_read", "enable_event:kprobes:wide:2")
+    host.table.begin()
+    host.set_file("wide/enable", "1*")
+    (number,) = host.table.ids_of([wide])
+
+    told = host.table.stop_over_limit({number: "was hit too often"})
+
+    assert len(told) == 1
+    assert host.file("wide/enable") == "0"
+    assert host.table.select("read").triggers == ("enable_event:kprobes:wide:count=2",)
+
+
+def test_a_count_that_is_not_listed_is_whole(host: Host) -> None:
+    host.define("p:wide many", is_enabled=False)
+    reads = host.define("p:read vfs_read", "enable_event:kprobes:wide:2")
+
+    # What it is about is not recorded.
+    host.table.begin([reads])
+
+    assert reads.triggers == ("enable_event:kprobes:wide:count=2",)
+
+
+@pytest.mark.parametrize("listed", ["traceoff:unlimited", "traceoff:count=-1"])
+def test_a_count_that_two_cpus_took_below_0_is_used_up(
+    host: Host, listed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triggers, "_STOP_S", 0)
+    reads = host.define("p:read vfs_read", "stop:1")
+    host.table.begin()
+
+    host.set_file("read/trigger", f"{listed}\n")
+
+    assert host.driver.is_stopped
+    assert reads.triggers == ("stop:count=0",)
+
+
+def test_a_stop_is_known_when_the_recording_has_ended_and_not_in_the_next(host: Host) -> None:
+    host.define("p:read vfs_read", "stop")
+    host.table.begin()
+
+    host.set_file("read/trigger", "traceoff:count=0\n")
+    host.table.end()
+    first = host.driver.is_stopped
+    host.table.begin()
+
+    assert (first, host.driver.is_stopped) == (True, False)
+
+
+def test_a_look_finds_its_own_probes_while_others_are_defined(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triggers, "_STOP_S", 0)
+    host.define("p:read vfs_read", "stop")
+    host.define("p:wide many")
+    host.table.begin()
+    read, defining = host.tracefs.read, list[Future[TraceProbe]]()
+
+    with ThreadPoolExecutor() as threads:
+
+        def define_meanwhile(name: str) -> str:
+            if not defining:
+                # Whoever looks has the lock, or does not look.
+                defining.append(threads.submit(host.define, "p:more void_fn"))
+                wait(defining, timeout=0.2)
+            return read(name)
+
+        monkeypatch.setattr(host.tracefs, "read", define_meanwhile)
+        has_stopped = host.driver.is_stopped
+
+    assert not has_stopped
+    assert len(defining[0].result()) == 1
+
+
+def test_a_stop_beside_a_traceon_is_refused_with_words(host: Host) -> None:
+    with pytest.raises(NotSupportedError, match="of which an event has one"):
+        host.define("p:read vfs_read count", "traceon if count == 1", "stop if count == 2")
+
+
+def test_a_count_goes_on_when_other_tasks_are_chosen(host: Host) -> None:
+    reads = host.define("p:read vfs_read", "traceoff:3")
+    many = host.define("p:many many")
+    host.table.begin()
+
+    host.set_file("read/trigger", "traceoff:count=1\n")
+    host.table.options = Options(tasks=Tasks(pids=(5,)))
+    many.disable()
+
+    assert host.file("read/trigger") == "traceoff:count=1 if common_pid == 5\n"
+    assert reads.triggers == ("traceoff:count=1",)
+
+
+def test_a_change_that_is_refused_leaves_what_was_left(host: Host) -> None:
+    reads = host.define("p:read vfs_read", "traceoff:3")
+    many = host.define("p:many many")
+    host.table.begin()
+
+    host.set_file("read/trigger", "traceoff:count=1\n")
+    host.tracefs.failing["many/enable"] = errno.ENOMEM
+    host.table.options = Options(tasks=Tasks(pids=(5,)))
+    with pytest.raises(TracefsError):
+        many.disable()
+
+    assert host.file("read/trigger") == "traceoff:count=1\n"
+    host.tracefs.failing.clear()
+    assert reads.triggers == ("traceoff:count=1",)
+
+
+def test_another_trigger_has_nothing_of_one_that_went(host: Host) -> None:
+    reads = host.define("p:read vfs_read", "traceoff:3")
+    host.table.begin()
+    host.set_file("read/trigger", "traceoff:count=1\n")
+    host.table.end()
+
+    reads.trigger("!traceoff")
+    reads.trigger("traceoff:5")
+
+    assert reads.triggers == ("traceoff:count=5",)
+
+
+def test_nothing_is_recorded_any_more_when_it_is_asked_what_is_left(host: Host) -> None:
+    host.define("p:read vfs_read", "traceoff:3")
+    host.table.begin()
+    read, asked = host.tracefs.read, list[str]()
+
+    def noted(name: str) -> str:
+        if name.endswith("/trigger"):
+            asked.append(host.tracing_on)
+        return read(name)
+
+    host.tracefs.read = noted
+    host.table.end()
+
+    assert asked == ["0"]

@@ -1,3 +1,4 @@
+import errno
 import os
 import threading
 from contextlib import ExitStack, suppress
@@ -131,3 +132,23 @@ def test_a_count_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="stats"):
         _ = rings.lost
     rings.close()
+
+
+def test_a_cpu_that_was_never_online_has_an_empty_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = make_instance(tmp_path, b"", bytes(SIZE))
+    rings, read = open_rings(instance, PAGE, is_mapped=False), os.readv
+    absent = (instance / "per_cpu/cpu0/trace_pipe_raw").stat().st_ino
+
+    def readv(file: int, room: list[memoryview]) -> int:
+        # ring_buffer_alloc_read_page() of a CPU that is possible and was never there.
+        if os.fstat(file).st_ino == absent:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return read(file, room)
+
+    monkeypatch.setattr(os, "readv", readv)
+    found = [pages.cpu.tolist() for pages in rings.read()]
+    rings.close()
+
+    assert found == [[1]]

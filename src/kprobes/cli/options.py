@@ -485,10 +485,13 @@ def _has_guest_trigger(args: argparse.Namespace) -> bool:
     if not given:
         return False
     from kprobes.lang.trigger import parse_trigger
-    from kprobes.model.trigger import OF_HOSTS
+    from kprobes.model.kernel import version_of
+    from kprobes.model.trigger import OF_HOSTS, OF_TRACING, OWN_TRACING_SINCE
 
+    is_old = version_of(os.uname().release) < OWN_TRACING_SINCE
+    known = OF_HOSTS - OF_TRACING if is_old else OF_HOSTS
     # There they see the hits of every task.
-    return args.follow or any(parse_trigger(each).trigger.command not in OF_HOSTS for each in given)
+    return args.follow or any(parse_trigger(each).trigger.command not in known for each in given)
 
 
 def print_reason(args: argparse.Namespace) -> None:

@@ -202,10 +202,14 @@ class HostDriver:
     @property
     def is_stopped(self) -> bool:
         """Whether a trigger ``stop`` has ended the recording; TargetError if it is gone."""
-        if not self._is_on:
-            return False
-        with _telling_of_others():
-            return self._triggers.is_stopped
+        # Who changes events, or ends it, looks too.
+        if self._is_on and self._changing.acquire(blocking=False):
+            try:
+                with _telling_of_others():
+                    self._triggers.look()
+            finally:
+                self._changing.release()
+        return self._triggers.has_stopped
 
     @property
     def pauses(self) -> None:
@@ -230,6 +234,13 @@ class HostDriver:
         if options.tasks.tgids:
             raise NotSupportedError(
                 "this machine's own kernel filters by task, not by process: give pids"
+            )
+        has_pids = options.tasks.pids or options.tasks.follow
+        if has_pids and not self.machine.has_kernels_pids:
+            raise NotSupportedError(
+                "the kernel numbers tasks otherwise than this container: choose them by name, with "
+                "--comm, or all with --all-tasks, or start it with the machine's processes "
+                "(--pid=host)"
             )
         if options.hang_timeout_s is not None or options.until_shutdown:
             raise NotSupportedError("the kernel that runs this tracer cannot be traced to its end")
@@ -427,11 +438,12 @@ class HostDriver:
         self._enabled = states
 
     def _switch(self, states: Mapping[int, SoftEnable], undo: ExitStack) -> None:
+        # What a trigger has enabled goes off with its last reason, whatever was said by hand.
         for number, probe in self._defined.items():
-            before, after = self._enabled.get(number, _OFF), states.get(number, _OFF)
+            before, after = self._enabled.get(number), states.get(number)
             if before != after:
-                undo.callback(self._set_enabled, probe, is_enabled=before[0])
-                self._set_enabled(probe, is_enabled=after[0])
+                undo.callback(self._set_enabled, probe, is_enabled=bool(before and before[0]))
+                self._set_enabled(probe, is_enabled=bool(after and after[0]))
 
     def _delete(self, probe: HostProbe) -> None:
         if self._defined.pop(_id(probe), None) is not None:
@@ -455,9 +467,10 @@ class HostDriver:
 
         Without any there are no events: an empty list of pids would mean everybody.
         """
-        if self._is_on:
-            self._files.follow(pid)
-            self._enable()
+        with self._changing:
+            if self._is_on:
+                self._files.follow(pid)
+                self._enable()
 
     def disarm(self) -> None:
         """Disable the events; what was recorded can still be drained.
@@ -472,6 +485,7 @@ class HostDriver:
         finally:
             self._is_on = self._is_enabled = False
             with _telling_of_others():
+                self._files.set_tracing(is_on=False)
                 self._triggers.end()
                 self._files.disable(has_events=bool(self._defined))
                 self._missed = {name: n for name, (_, n) in self._files.profile().items()}

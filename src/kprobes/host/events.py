@@ -172,7 +172,7 @@ class HostFiles:
 
     def triggers(self, probe: HostProbe) -> list[str]:
         """Return an event's triggers in our instance, as the kernel lists them."""
-        return self._tracefs.read(f"{self._event(probe)}/trigger").splitlines()
+        return _lines(self._tracefs.read(f"{self._event(probe)}/trigger"))
 
     def set_tracing(self, *, is_on: bool) -> None:
         """Record anything at all from now on, or nothing, in our instance."""
@@ -240,13 +240,14 @@ class HostFiles:
         """
         for _ in range(_ATTEMPTS):
             # The profile has no groups: its lines come in the order of the list.
-            before = self._tracefs.read(PROBES).splitlines()
-            profile = self._tracefs.read(_PROFILE).splitlines()
-            if len(profile) == len(before) == len(self._tracefs.read(PROBES).splitlines()):
-                own = zip(map(_name, before), profile, strict=True)
+            before = self._tracefs.read(PROBES)
+            profile = [line.split() for line in _lines(self._tracefs.read(_PROFILE))]
+            names = list(map(_name, _lines(before)))
+            is_same = [name for _, name in names] == [each[0] for each in profile]
+            if is_same and before == self._tracefs.read(PROBES):
                 return {
-                    name: (int(line.split()[1]), int(line.split()[2]))
-                    for (group, name), line in own
+                    name: (int(hits), int(misses))
+                    for (group, name), (_, hits, misses) in zip(names, profile, strict=True)
                     if group == self._owner.group
                 }
         raise TracefsError(_PROFILE, errno.EAGAIN, verb="read")
@@ -255,7 +256,7 @@ class HostFiles:
         """Return what the kernel lists of our events."""
         return [
             line
-            for line in self._tracefs.read(PROBES).splitlines()
+            for line in _lines(self._tracefs.read(PROBES))
             if _name(line)[0] == self._owner.group
         ]
 
@@ -296,12 +297,17 @@ class HostFiles:
 def owners(tracefs: Tracefs) -> Iterator[Owner]:
     """Yield whose instances and events of kprobe are there, each once."""
     found: dict[Owner, None] = {}
-    groups = (_name(line)[0] for line in tracefs.read(PROBES).splitlines())
+    groups = (_name(line)[0] for line in _lines(tracefs.read(PROBES)))
     for name in (*tracefs.names("instances"), *groups):
         owner = owner_of(name)
         if owner is not None:
             found[owner] = None
     yield from found
+
+
+def _lines(text: str) -> list[str]:
+    # CONFIG_PROBE_EVENTS_DUMP_FETCHARG adds comments.
+    return [line for line in text.splitlines() if not line.lstrip().startswith("#")]
 
 
 def _name(line: str) -> tuple[str, str]:

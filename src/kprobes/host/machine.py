@@ -12,7 +12,7 @@ from kprobes.errors import TracefsError
 from kprobes.image.host import HostFiles, host_kernel
 from kprobes.model.kernel import Kernel
 from kprobes.transport.agent import Child, Command, Finished, start
-from kprobes.transport.tracefs import Tracefs, open_tracefs
+from kprobes.transport.tracefs import Tracefs, has_kernels_pids, open_tracefs
 
 _BTF = Path("/sys/kernel/btf")
 _FILTERABLE = "available_filter_functions"
@@ -27,6 +27,7 @@ class HostMachine(Struct, kw_only=True, eq=False, dict=True):
         tracefs: its tracing files.
         cpus: how many it may have.
         online: how many it has now.
+        has_kernels_pids: whether we number its processes as it does: we may be in a container.
     """
 
     kernel: Kernel
@@ -34,6 +35,7 @@ class HostMachine(Struct, kw_only=True, eq=False, dict=True):
     tracefs: Tracefs
     cpus: int
     online: int
+    has_kernels_pids: bool = True
 
     @cached_property
     def traceable(self) -> frozenset[str]:
@@ -77,6 +79,7 @@ def open_machine() -> HostMachine:
         tracefs=tracefs,
         cpus=_possible_cpus(),
         online=os.cpu_count() or 1,
+        has_kernels_pids=has_kernels_pids(),
     )
 
 

@@ -17,7 +17,7 @@ from kprobes.errors import KprobesError, TargetError, TracefsError, UnreachableE
 from kprobes.host.machine import open_machine
 from kprobes.model.finding import Finding, Severity, ok
 from kprobes.model.kernel import version_of
-from kprobes.transport.tracefs import Tracefs, open_tracefs
+from kprobes.transport.tracefs import Tracefs, has_kernels_pids, open_tracefs
 
 _STATUS = Path("/proc/self/status")
 _LOCKDOWN = Path("/sys/kernel/security/lockdown")
@@ -28,9 +28,6 @@ _SYS_ADMIN = 21
 _CONTAINERS = ("/.dockerenv", "/run/.containerenv", "/run/systemd/container")
 _FIRST_PROCESS = Path("/proc/1/environ")
 _USERS = Path("/proc/self/uid_map")
-_PROCESSES = Path("/proc/self/ns/pid")
-_ALL_PROCESSES = "pid:[4026531836]"
-"""PROC_PID_INIT_INO, include/linux/proc_ns.h: the namespace that the machine began with."""
 _HEAD = 1 << 12
 _FIRST = (5, 5)
 """The first release that knows all that definitions are spelled in."""
@@ -204,9 +201,7 @@ def _is_container() -> bool:
         if any(word.startswith(b"container=") for word in said):
             return True
     # Kubernetes' say nothing, but their processes are in a namespace of their own.
-    with suppress(OSError):
-        return str(_PROCESSES.readlink()) != _ALL_PROCESSES
-    return False
+    return not has_kernels_pids()
 
 
 def check_host(*, is_wanted: bool) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ from kprobes.model.recording import RecordedInstance, RecordedRound
 from kprobes.recording_writer import RecordingWriter
 from kprobes.ring.ftrace import HostDecoded, HostShapes, TaskNames, count_pages
 from kprobes.ring.ftrace_pages import PageDecoder, shapes_of
-from kprobes.transport.tracefs import running_comms, saved_comms
+from kprobes.transport.tracefs import has_kernels_pids, running_comms, saved_comms
 from kprobes.transport.tracefs_rings import Rings, open_rings, read_text
 
 _LATE_SHARE = 4
@@ -305,7 +305,7 @@ def open_reader(
         is_mapped = kernel.version >= _MAPPED_SINCE
     rings = open_rings(instance, page, is_mapped=is_mapped)
     try:
-        comms = running_comms()
+        comms = running_comms() if has_kernels_pids() else {}
         names = TaskNames(comms, lambda: saved_comms(instance.parent.parent))
         namings = [read_format(instance, event) for event in _naming_events(instance)]
         shapes = shapes_of(page, kernel.version, namings)

@@ -7,20 +7,26 @@ the hits of every task: which are chosen stands in their filters.
 
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 
-from kprobes.errors import NotSupportedError
+from msgspec import Struct
+
+from kprobes.errors import NotSupportedError, RefusedError
 from kprobes.host.events import HostFiles
 from kprobes.host.prepare import HostProbe
+from kprobes.model.definition import Definition
 from kprobes.model.options import Wanted
-from kprobes.model.trigger import OF_HOSTS, OF_TARGETS, OF_TRACING, Command, Trigger
-from kprobes.units import U64
+from kprobes.model.trigger import (
+    OF_HOSTS,
+    OF_TARGETS,
+    OF_TRACING,
+    OWN_TRACING_SINCE,
+    Command,
+    Trigger,
+)
 
-_OWN_TRACING = (5, 18)
-"""Before, ``traceon`` and ``traceoff`` of an instance are of the whole machine's tracing:
-"tracing: Have traceon and traceoff trigger honor the instance"."""
-_LEFT = re.compile(r"(?P<head>.+?):count=(?P<left>\d+)(?: if .*)?")
+_LISTED = re.compile(r"(?P<head>.+?):(?:unlimited|count=(?P<left>-?\d+))(?: if .*)?")
 _STOP_S = 0.05
 """Between looks whether a trigger ``stop`` has been there."""
 
@@ -39,11 +45,31 @@ def check_triggers(wanted: Wanted, version: tuple[int, int]) -> None:
             "this machine's own kernel would let hits of every task trigger, not only those of the "
             "command: say --all-tasks, and name tasks with --comm if need be"
         )
-    if version < _OWN_TRACING and any(each.command in OF_TRACING for each in triggers):
+    if any(map(_has_two_of_tracing, wanted.definitions)):
+        raise NotSupportedError(
+            "a trigger stop is this machine's traceoff, of which an event has one: take the other "
+            "away, or give it to another event"
+        )
+    if version < OWN_TRACING_SINCE and any(each.command in OF_TRACING for each in triggers):
         raise NotSupportedError(
             "before Linux 5.18, a trigger that turns tracing on or off does so for every tracer of "
             "this machine"
         )
+
+
+def _has_two_of_tracing(definition: Definition) -> bool:
+    return sum(each.command in OF_TRACING for each in definition.triggers) > 1
+
+
+class _Line(Struct, frozen=True, kw_only=True):
+    # What is written: how often it may do it, None without an end.
+    head: str
+    count: int | None
+    filter: str
+
+    def text(self, left: int | None) -> str:
+        count = "" if left is None else f":{left}"
+        return f"{self.head}{count}" + (f" if {self.filter}" if self.filter else "")
 
 
 class HostTriggers:
@@ -54,20 +80,22 @@ class HostTriggers:
         self.forget()
 
     def forget(self) -> None:
-        """Know of none: the instance is gone, or new."""
+        """Know of none: the instance is new."""
         self._probes: Mapping[int, HostProbe] = {}
-        self._lines: dict[int, tuple[str, ...]] = {}
+        self._lines: dict[int, tuple[_Line, ...]] = {}
         self._last: dict[int, int] = {}
-        self._is_stopped = False
+        self._has_stopped = False
         self._next_stop_s = 0.0
 
     def end(self) -> None:
-        """Note how often each may still do something: nothing is recorded any more.
+        """Note what is left of each: tracing is off, and all of them go.
 
         Raises:
             TracefsError: the instance is gone.
         """
-        self._last = self._left([t for probe in self._probes.values() for t in probe.triggers])
+        triggers = [each for probe in self._probes.values() for each in probe.triggers]
+        self._last = self._left(triggers)
+        self._has_stopped = self._has_stopped or self._looks_stopped()
         self._probes, self._lines = {}, {}
 
     def change(self, probes: Mapping[int, HostProbe], undo: ExitStack) -> None:
@@ -79,37 +107,41 @@ class HostTriggers:
 
         Raises:
             RefusedError: the kernel refuses one.
+            TracefsError: the instance is gone.
         """
-        lines = {number: self._lines_of(each, probes.values()) for number, each in probes.items()}
-        known = {**self._probes, **probes}
-        undo.callback(self._take_back, self._probes, self._lines)
-        # One of a kind must go before another one of it comes.
-        for number, old in self._lines.items():
-            for line in old:
-                if line not in lines.get(number, ()):
-                    undo.callback(self._files.add_trigger, known[number], line)
-                    self._files.add_trigger(known[number], f"!{line}")
-        for number, new in lines.items():
-            for line in new:
-                if line not in self._lines.get(number, ()):
-                    self._files.add_trigger(known[number], line)
-                    undo.callback(self._files.add_trigger, known[number], f"!{line}")
-        self._probes, self._lines = probes, lines
+        old = self._probes, self._lines
+        lines = {n: tuple(self._lines_of(each, probes.values())) for n, each in probes.items()}
+        undo.callback(self._take_back, *old)
+        # One of a kind must go before another one of it comes, which goes on with its count.
+        went: dict[tuple[int, str, int | None], int] = {}
+        for number, line in _without(self._lines, lines):
+            probe = self._probes[number]
+            left = self._listed(probe).get(line.head) if line.count is not None else None
+            undo.callback(self._restore, probe, line.text(left))
+            self._files.add_trigger(probe, f"!{line.head}")
+            if left is not None:
+                went[number, line.head, line.count] = left
+        for number, line in _without(lines, self._lines):
+            undo.callback(self._restore, probes[number], f"!{line.head}")
+            left = went.get((number, line.head, line.count), line.count)
+            self._files.add_trigger(probes[number], line.text(left))
+        self._probes, self._lines = dict(probes), lines
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether a trigger ``stop`` has been there; asked often.
+    def has_stopped(self) -> bool:
+        """Whether a trigger ``stop`` was seen in this recording, or the last one."""
+        return self._has_stopped
+
+    def look(self) -> None:
+        """See whether a trigger ``stop`` has been there; called often.
 
         Raises:
             TracefsError: the instance is gone.
         """
         now = time.monotonic()
-        if not self._is_stopped and now >= self._next_stop_s:
+        if not self._has_stopped and now >= self._next_stop_s:
             self._next_stop_s = now + _STOP_S
-            found = (t for probe in self._probes.values() for t in probe.triggers)
-            stops = [each for each in found if each.command is Command.STOP and each.count != 0]
-            self._is_stopped = 0 in self._listed(stops).values()
-        return self._is_stopped
+            self._has_stopped = self._looks_stopped()
 
     def left(self, triggers: Iterable[Trigger]) -> dict[int, int]:
         """Return how often triggers with a count may still do something, by their numbers.
@@ -124,23 +156,28 @@ class HostTriggers:
     def _left(self, triggers: Iterable[Trigger]) -> dict[int, int]:
         counted = [each for each in triggers if each.count is not None]
         more = {e.number: e.count - 1 for e in counted if e.count and e.command is Command.STOP}
-        return {n: each + more.get(n, 0) for n, each in self._listed(counted).items()}
+        return {n: each + more.get(n, 0) for n, each in self._least(counted).items()}
+
+    def _looks_stopped(self) -> bool:
+        found = (each for probe in self._probes.values() for each in probe.triggers)
+        stops = [each for each in found if each.command is Command.STOP and each.count != 0]
+        return 0 in self._least(stops).values()
 
     def _take_back(
-        self, probes: Mapping[int, HostProbe], lines: dict[int, tuple[str, ...]]
+        self, probes: Mapping[int, HostProbe], lines: dict[int, tuple[_Line, ...]]
     ) -> None:
         self._probes, self._lines = probes, lines
 
-    def _lines_of(self, probe: HostProbe, others: Collection[HostProbe]) -> tuple[str, ...]:
-        # The kernel lists the newest first, as we do.
-        found = (self._lines_of_trigger(each, others) for each in reversed(probe.triggers))
-        return tuple(line for lines in found for line in lines)
+    def _restore(self, probe: HostProbe, text: str) -> None:
+        # What was not written yet needs no undoing.
+        with suppress(RefusedError):
+            self._files.add_trigger(probe, text)
 
-    def _lines_of_trigger(self, trigger: Trigger, others: Collection[HostProbe]) -> list[str]:
-        count = _count(trigger)
-        text = "" if count is None else f":{count}"
-        text += f" if {trigger.filter}" if trigger.filter else ""
-        return [f"{head}{text}" for head in self._heads(trigger, others)]
+    def _lines_of(self, probe: HostProbe, others: Collection[HostProbe]) -> Iterator[_Line]:
+        # The kernel lists the newest first, as we do.
+        for each in reversed(probe.triggers):
+            for head in self._heads(each, others):
+                yield _Line(head=head, count=_count(each), filter=each.filter)
 
     def _heads(self, trigger: Trigger, others: Collection[HostProbe]) -> list[str]:
         # What its lines begin with: one for each event that it is about.
@@ -150,18 +187,30 @@ class HostTriggers:
         names = (self._files.name_of(each).replace("/", ":") for each in targets)
         return [f"{trigger.command}:{name}" for name in names]
 
-    def _listed(self, triggers: Iterable[Trigger]) -> dict[int, int]:
-        # What the kernel lists as left, by triggers' numbers.
+    def _least(self, triggers: Iterable[Trigger]) -> dict[int, int]:
+        # What the kernel lists as left of those with a count, by their numbers.
         heads = {each.number: self._heads(each, self._probes.values()) for each in triggers}
         found: dict[int, int] = {}
         for probe in self._probes.values():
             own = [each.number for each in probe.triggers if each.number in heads]
-            lines = map(_LEFT.fullmatch, self._files.triggers(probe) if own else ())
-            left = {line["head"]: int(line["left"]) for line in lines if line}
+            listed = self._listed(probe) if own else {}
             for number in own:
-                counts = (left[head] for head in heads[number] if head in left)
-                found[number] = min(*counts, found.get(number, U64))
+                for left in (listed[head] for head in heads[number] if head in listed):
+                    found[number] = min(left, found.get(number, left))
         return found
+
+    def _listed(self, probe: HostProbe) -> dict[str, int]:
+        # Two CPUs may count down at once: what is below 0 the kernel takes for no count at all.
+        found = map(_LISTED.fullmatch, self._files.triggers(probe))
+        return {each["head"]: max(int(each["left"] or 0), 0) for each in found if each}
+
+
+def _without(
+    some: Mapping[int, tuple[_Line, ...]], others: Mapping[int, tuple[_Line, ...]]
+) -> list[tuple[int, _Line]]:
+    return [
+        (n, each) for n, lines in some.items() for each in lines if each not in others.get(n, ())
+    ]
 
 
 def _count(trigger: Trigger) -> int | None:

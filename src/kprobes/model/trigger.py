@@ -35,6 +35,9 @@ OF_TARGETS = OF_HISTS | {Command.ENABLE_EVENT, Command.DISABLE_EVENT}
 """Those that name another event."""
 OF_TRACING = frozenset({Command.TRACEON, Command.TRACEOFF, Command.STOP})
 """Those that say whether anything is recorded."""
+OWN_TRACING_SINCE = (5, 18)
+"""Before, ``traceon`` and ``traceoff`` of an instance are of the whole machine's tracing:
+"tracing: Have traceon and traceoff trigger honor the instance"."""
 OF_HOSTS = OF_TRACING | {Command.ENABLE_EVENT, Command.DISABLE_EVENT}
 """Those that a session with this machine's own kernel may have."""
 _POST = frozenset({Command.TRACEOFF, Command.STACKTRACE, Command.STOP})

@@ -134,6 +134,20 @@ def _error(name: str, error: OSError, verb: str) -> TracefsError:
     return TracefsError(name, error.errno or 0, verb=verb)
 
 
+_PROCESSES = Path("/proc/self/ns/pid")
+_ALL_PROCESSES = "pid:[4026531836]"
+"""PROC_PID_INIT_INO, include/linux/proc_ns.h: the namespace that the machine began with."""
+
+
+def has_kernels_pids() -> bool:
+    """Whether processes have the numbers here that the kernel has, and its events."""
+    try:
+        return str(_PROCESSES.readlink()) == _ALL_PROCESSES
+    except OSError:
+        # A kernel without such namespaces.
+        return True
+
+
 PROC = Path("/proc")
 _WORKER = re.compile(rb"kworker/(?!R-)[^-+]*")
 

@@ -5,6 +5,7 @@ the page that is being written read(2) copies what is new into a page of its own
 of its own.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -93,6 +94,9 @@ class SplicedRing:
         except BlockingIOError:
             return 0
         except OSError as e:
+            if e.errno == errno.ENODEV:
+                # A CPU that may come and has not been there yet has no ring.
+                return 0
             raise TargetError(f"cannot read {self._path}: {e.strerror}") from e
         if size % page_size:
             raise TargetError(f"{self._path} gave {size} bytes, which are no whole pages")
