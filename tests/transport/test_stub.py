@@ -12,9 +12,11 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from kprobes.errors import FormatError, GuestGoneError, TargetError, UnreachableError
+from kprobes.guest.stops import run_until_stop
 from kprobes.transport.stub import Stub
 from tests.build.stub import FakeStub, listening, packet, send
 from tests.build.stub_client import abandoned, opened
+from tests.build.waiting import becomes_true
 
 
 @pytest.mark.parametrize("is_running", [True, False])
@@ -306,6 +308,71 @@ def test_an_interrupt_on_the_way_in_or_out_lets_the_guest_run(request_: bytes) -
 
     assert fake.is_running
     assert not fake.hooks
+
+
+def _interrupted(fake: FakeStub, *, is_late: bool) -> Callable[[socket.socket, bytes], None]:
+    # Ctrl-C when the guest was asked to stop, before or after it says so.
+    stop = fake.stop
+
+    def stop_and_interrupt(sock: socket.socket, reply: bytes) -> None:
+        setattr(fake, "stop", stop)  # noqa: B010 # a method is put in from below
+        if is_late:
+            stop(sock, reply)
+        os.kill(os.getpid(), signal.SIGINT)
+        if not is_late:
+            time.sleep(0.1)
+            stop(sock, reply)
+
+    return stop_and_interrupt
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_guest_runs_again_after_an_interrupt_while_it_was_to_stop(*, is_late: bool) -> None:
+    fake = FakeStub()
+    with opened(fake) as stub:
+        stub.resume()
+        setattr(fake, "stop", _interrupted(fake, is_late=is_late))  # noqa: B010
+        with suppress(KeyboardInterrupt), stub.paused():
+            time.sleep(1)
+        time.sleep(0.2)
+
+        with stub.paused():
+            assert stub.ids() == (1, 2)
+
+        assert (stub.is_held, stub.is_running) == (False, True)
+        assert becomes_true(lambda: fake.is_running)
+
+
+def test_a_guest_runs_again_after_an_interrupt_when_it_was_to_run() -> None:
+    fake = FakeStub()
+
+    def interrupt(sock: socket.socket) -> None:
+        fake.hooks.clear()
+        os.kill(os.getpid(), signal.SIGINT)
+        fake._send(sock, packet(b"OK"))
+
+    with opened(fake) as stub:
+        stub.resume()
+        fake.hooks[b"qRcmd,"] = interrupt
+
+        with pytest.raises(KeyboardInterrupt), stub.paused():
+            pass
+
+        assert stub.is_running
+        assert becomes_true(lambda: fake.is_running)
+
+
+def test_what_somebody_else_stops_in_a_pause_of_ours_stays_so() -> None:
+    fake = FakeStub()
+    fake.hooks[b"vCont;c"] = lambda sock: fake.stop(sock, b"T02thread:01;")
+    with opened(fake) as stub:
+        fake.is_running = True
+        stub.is_running = True
+
+        with pytest.raises(TargetError, match="paused"), stub.paused():
+            run_until_stop(stub, time.monotonic() + 5)
+
+        assert (stub.is_held, fake.is_running) == (True, False)
 
 
 def _flood(payload: bytes) -> Callable[[socket.socket], None]:

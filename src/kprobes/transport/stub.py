@@ -23,7 +23,7 @@ from kprobes.transport.stub_io import StubMemory, StubRegisters
 _MAX_CPUS = 4096
 _MIGRATING = re.compile(r"status: (?:setup|active|device|pre-|postcopy-|wait-|cancelling)")
 _MIGRATED = re.compile(r"\((?:finish-migrate|postmigrate)\)")
-SIGTRAP = 5
+_SIGINT, SIGTRAP = 2, 5
 """Of a breakpoint or a step; a stop by a monitor, or of QEMU's own accord, has another."""
 
 
@@ -63,6 +63,8 @@ class Stub:
         self._registers = StubRegisters(wire, packet_size=rsp.DEFAULT_PACKET_SIZE)
         self._memory = StubMemory(wire, packet_size=rsp.DEFAULT_PACKET_SIZE)
         self._can_vcont = False
+        # A request to stop is on its way, or answered: that stop is ours.
+        self._is_stopping = False
         self._is_closed = False
         self._turn = threading.RLock()
         self._pauses = 0
@@ -226,8 +228,14 @@ class Stub:
         """
         if not self.is_running:
             raise ValueError("the guest is stopped already")
+        if self._is_stopping:
+            # We were interrupted when we waited for the answer, and may have it.
+            self._wire.halt()
+            self._mark_stopped()
+            return rsp.StopReply(signal=_SIGINT, cpu=None)
         if self._wire.is_readable and (reply := self._stop_reply(0)) is not None:
             return self._note_stop(reply)
+        self._is_stopping = True
         self._wire.interrupt()
         return self._must_stop()
 
@@ -270,9 +278,20 @@ class Stub:
                 yield
             finally:
                 self._pauses -= 1
-                is_ours = self._takes_over() or is_ours
-                if is_ours and not self.is_running and not self._wire.is_gone:
-                    self.resume()
+                if self._takes_over() or is_ours:
+                    self._let_run_again()
+
+    def _let_run_again(self) -> None:
+        # But for what somebody else has stopped meanwhile.
+        if self.is_running or self.is_held or self._wire.is_gone:
+            return
+        try:
+            self.resume()
+        except KeyboardInterrupt:
+            # It asks whether the guest has migrated before it lets it run: once more.
+            if not self.is_running:
+                self.resume()
+            raise
 
     def _takes_over(self) -> bool:
         # Whether somebody else has let the guest run that he had stopped, and a request of ours
@@ -309,15 +328,16 @@ class Stub:
         return None
 
     def _note_stop(self, reply: rsp.StopReply) -> rsp.StopReply:
+        # We may have been interrupted when we waited for a stop that we had asked for.
+        self.is_held = reply.signal != SIGTRAP and not self._is_stopping
         self._mark_stopped()
-        self.is_held = reply.signal != SIGTRAP
-        if not self.is_held:
+        if reply.signal == SIGTRAP:
             # Requests go to the vCPU that came to a breakpoint; gdb relies on it, too.
             self._registers.forget(reply.cpu)
         return reply
 
     def _mark_stopped(self) -> None:
-        self.is_running = False
+        self.is_running = self._is_stopping = False
         self.stops += 1
         self._stopped_at = self._clock()
         self._registers.forget()
