@@ -1,7 +1,10 @@
 """Changes of what is armed: all of one or nothing, journal first, and breakpoints always found."""
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,17 +12,18 @@ from msgspec.structs import replace
 
 from kprobes.arch.x86_64 import slot
 from kprobes.codegen.breakpoint import BLOCK_MASK, BLOCK_TABLE, first_entry
-from kprobes.errors import GuestGoneError, KprobesError, MemoryFault, TargetError
+from kprobes.errors import GuestGoneError, KprobesError, MemoryFault, StateError, TargetError
 from kprobes.guest import arm, journal
 from kprobes.guest.allocations import Allocation, Call, Kind
 from kprobes.guest.arm import StagedChange, TextPatcher
 from kprobes.guest.armed import ArmedPatch
-from kprobes.guest.journal import Journal
-from kprobes.guest.notes import find_notes
+from kprobes.guest.identity import check
+from kprobes.guest.journal import Journal, MarkPlace
+from kprobes.guest.notes import MAGIC, find_notes
 from kprobes.guest.patches import restore_text
 from kprobes.model.plan import Displaced, Plan, Site, Strategy
 from kprobes.plan.ftrace import DISABLED
-from kprobes.units import Addr
+from kprobes.units import Addr, Phys
 from tests.build.guest import DATA, NOP, GuestWithSites, make_arena, make_guest
 from tests.build.kernel import TEXT, make_probe
 from tests.build.machine import ABI
@@ -385,3 +389,72 @@ def test_what_fails_when_the_text_has_changed_leaves_sites_that_can_be_put_back(
     scene.patcher.disarm()
     assert scene.made.text() == scene.at_first
     assert scene.written.is_clear
+
+
+def _watched(scene: Scene) -> None:
+    # The mark is looked at, and the state after it, before anything is written.
+    guest, written = scene.made.guest, scene.written
+    at = guest.memory.physical(ARENA.notes) + len(MAGIC)
+    place = MarkPlace(allocation=Addr(DATA), phys=Phys(at))
+    written.note_mark(place)
+    written.watch(lambda: check(written, guest.memory.ram.read))
+
+
+_ENDS = {"full": OSError(errno.ENOSPC, "No space left on device"), "ctrl-c": KeyboardInterrupt()}
+
+
+@pytest.mark.parametrize("end", _ENDS.values(), ids=list(_ENDS))
+def test_a_journal_that_is_not_written_leaves_a_guest_that_can_be_changed_and_put_right(
+    end: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = _scene()
+    _watched(scene)
+    patches, state = scene.patches(), scene.written.state
+    monkeypatch.setattr(os, "fsync", partial(_raise, end))
+
+    for _ in range(2):
+        with pytest.raises((StateError, KeyboardInterrupt)):
+            scene.stage()
+        scene.patcher.unstage()
+    monkeypatch.undo()
+
+    assert scene.patches() == patches
+    assert scene.made.text() == scene.armed
+    apply(scene.patcher, scene.stage())
+    assert scene.written.state > state
+    scene.patcher.disarm()
+    assert scene.made.text() == scene.at_first
+    assert journal.read(scene.written.path).patches == ()
+
+
+def _raise(error: BaseException, *given: object) -> None:
+    del given
+    raise error
+
+
+@pytest.mark.parametrize("what", ["restored", "keep"])
+def test_an_interrupt_before_the_guest_hears_of_a_state_is_made_good_by_the_next_change(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = _scene()
+    _watched(scene)
+    change = scene.stage()
+    scene.patcher.apply(change)
+    own = getattr(scene.written, what)
+    if what == "keep":
+        monkeypatch.setattr(arm, "_MOST_GONE", -100)
+
+    def interrupted(*given: object) -> None:
+        own(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scene.written, what, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        scene.patcher.commit(change)
+    monkeypatch.undo()
+
+    scene.written.check()
+    assert scene.written.state == scene.written.noted + 1
+    scene.patcher.disarm()
+    assert scene.made.text() == scene.at_first
+    assert scene.written.state == scene.written.noted

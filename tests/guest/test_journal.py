@@ -1,5 +1,6 @@
 """The undo journal: on disk before anything is written, readable after every kind of death."""
 
+import errno
 import json
 import os
 import signal
@@ -8,12 +9,14 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from io import FileIO
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from typing_extensions import Buffer
 
 from kprobes.errors import FormatError, KprobesError, StateError, UnreachableError
 from kprobes.guest import journal
@@ -537,3 +540,50 @@ def test_a_command_line_that_is_no_text_is_written_and_read() -> None:
     value = {"target": "qemu:/tmp/\udce4/ä", "phys": [0xFFFF_FFFF_8100_0000]}
 
     assert json.loads(line_of(value)) == value
+
+
+class _Full(FileIO):
+    """A file on a disk that has room for half of a line."""
+
+    def write(self, data: Buffer) -> int:
+        if len(memoryview(data)) < _HALF:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(memoryview(data)[: len(memoryview(data)) // 2])
+
+
+_HALF = 60
+
+
+def test_a_line_that_does_not_fit_is_not_there_and_hides_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = _written(UNDOS[:1])
+    before, state = made.path.read_bytes(), made.state
+
+    def full(path: Path, mode: str, **options: object) -> FileIO:
+        del options
+        return _Full(path, mode)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(StateError, match="No space left on device"):
+        made.record(UNDOS[1:])
+    monkeypatch.undo()
+
+    assert (made.path.read_bytes(), made.state) == (before, state)
+    made.record(UNDOS[1:])
+    assert journal.read(made.path).patches == tuple(UNDOS)
+
+
+def test_a_line_that_nobody_waited_for_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _written(UNDOS[:1])
+    before, state = made.path.read_bytes(), made.state
+
+    def interrupt(file: int) -> None:
+        del file
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        made.record(UNDOS[1:])
+
+    assert (made.path.read_bytes(), made.state) == (before, state)

@@ -205,6 +205,7 @@ class TextPatcher:
             self._journal.allocations.keep_instances(trampolines)
         self._journal.describe(_described(programs))
         if made:
+            self._tell_state()
             self._staged = made
             self._journal.record(made)
             self._recorded += len(made)
@@ -373,6 +374,7 @@ class TextPatcher:
         if not self._sites:
             self._keep(())
         elif made:
+            self._tell_state()
             self._journal.restored(made, ())
             self.notes.change(made, ())
 
@@ -387,6 +389,7 @@ class TextPatcher:
             self._keep(())
         elif restored:
             sites = {each.addr for each in change.gone} - {each.addr for each in change.new}
+            self._tell_state()
             self._journal.restored(restored, sites)
             self.notes.change(restored, ())
             live = 2 * len(self._sites)
@@ -441,8 +444,14 @@ class TextPatcher:
 
     def _keep(self, patches: Sequence[ArmedPatch]) -> None:
         self._recorded = len(patches)
+        self._tell_state()
         self._journal.keep(patches)
         self.notes.write(patches)
+
+    def _tell_state(self) -> None:
+        # Who was interrupted before the guest heard of a state must not begin another.
+        if self._journal.noted != self._journal.state:
+            self.notes.change((), ())
 
     def _undo(self, program: Program, memory: GuestMemory) -> list[ArmedPatch]:
         site = program.plan.site

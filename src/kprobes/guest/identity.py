@@ -84,11 +84,12 @@ def check(journal: Identified, read: Callable[[int, int], bytes]) -> None:
     place = journal.mark_place
     if place is None:
         return
-    size = len(journal.mark)
+    size, before = len(journal.mark), journal.state
     found = _held(read, place, size + _WORD)
     if found[:size] != journal.mark:
         raise GuestReplacedError(RESTORED)
-    if journal.state - int.from_bytes(found[size:], "little") not in (0, 1):
+    # The guest hears of a state when it has begun; another thread may begin some meanwhile.
+    if not before - 1 <= int.from_bytes(found[size:], "little") <= journal.state:
         raise GuestReplacedError(_STILL_ARMED)
 
 

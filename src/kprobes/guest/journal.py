@@ -11,8 +11,8 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -169,6 +169,8 @@ class Journal:
     Attributes:
         mark: random bytes that name this session in the guest's memory.
         state: how often the patches changed; it stands after the mark.
+        noted: the state that the guest was told last. It is never more than one behind when another
+            one begins: who finds the two tells by that a guest that was restored.
         boot: of the guest, or None before it is known.
         allocations: what is allocated in the guest; writes itself down here.
         check: raises GuestReplacedError unless the guest is still the one that was attached to.
@@ -177,7 +179,7 @@ class Journal:
     def __init__(self, path: Path, mark: bytes) -> None:
         self.path = path
         self.mark = mark
-        self.state = 0
+        self.state = self.noted = 0
         self.boot: Boot | None = None
         self.allocations = AllocationLog(self._note)
         self.check: Callable[[], None] = nothing
@@ -203,18 +205,17 @@ class Journal:
         )
         who = {"pid": pid, "started": process_start(pid), "mark": journal.mark.hex()}
         journal._head = line_of({"version": _VERSION, "target": target, **who})
-        try:
-            journal._replace(b"", is_synced=True)
+        journal._replace(b"", is_synced=True)
+        with journal._told():
             _sync_directory(folder)
-        except OSError as error:
-            raise StateError(f"cannot write {journal.path}: {error.strerror}") from error
         return journal
 
     @classmethod
     def reopen(cls, entry: Entry) -> "Journal":
         """Go on with the journal of a dead tracer, its undos too until ``forget_undos``."""
         journal = cls(entry.path, entry.mark)
-        journal.state, journal.boot, journal._marked = entry.state, entry.boot, entry.marked
+        journal.state = journal.noted = entry.state
+        journal.boot, journal._marked = entry.boot, entry.marked
         lines = _raw_lines(entry.path)
         # Without the line that it died in.
         os.truncate(entry.path, sum(len(line) + 1 for line in lines))
@@ -230,7 +231,7 @@ class Journal:
 
         The state stays as it is: the guest has not heard of another, and may be one behind.
         """
-        self._write_patches(())
+        self._write_patches((), self.state)
 
     @property
     def is_clear(self) -> bool:
@@ -296,19 +297,22 @@ class Journal:
     def record(self, patches: Sequence[ArmedPatch]) -> None:
         """Put undos on the disk; only then may their patches be made."""
         self._is_clear = False
-        self.state += 1
-        self._append(patches_line(patches, self.state), is_synced=True)
+        state = self.state + 1
+        self._append(patches_line(patches, state), is_synced=True)
+        # Not before: what could not be written has not begun.
+        self.state = state
 
     def restored(self, patches: Sequence[ArmedPatch], sites: Iterable[Addr]) -> None:
         """Forget some undos: what they were for is as it was, and nothing is at some sites."""
         gone = list(sites)
         for site in gone:
             self._probes.pop(site, None)
-        self.state += 1
+        state = self.state + 1
         places = {"phys": [p.phys for p in patches], "new": [p.new.hex() for p in patches]}
-        line = {"restored": places, "sites": gone, "state": self.state}
+        line = {"restored": places, "sites": gone, "state": state}
         # Who puts them back once more finds them as they were.
         self._append(line_of(line), is_synced=False)
+        self.state = state
 
     def clear(self) -> None:
         """Forget all undos: the guest's text is as it was. More may be recorded."""
@@ -318,14 +322,13 @@ class Journal:
         """Forget all undos but some: what the others were for is as it was."""
         sites = {patch.addr for patch in patches}
         self._probes = {site: each for site, each in self._probes.items() if site in sites}
-        self.state += bool(patches or not self._is_clear)
-        self._write_patches(patches)
+        self._write_patches(patches, self.state + bool(patches or not self._is_clear))
 
-    def _write_patches(self, patches: Sequence[ArmedPatch]) -> None:
+    def _write_patches(self, patches: Sequence[ArmedPatch], state: int) -> None:
         probes = (probe for each in self._probes.values() for probe in each)
-        lines = probes_line(probes) + patches_line(patches, self.state)
+        lines = probes_line(probes) + patches_line(patches, state)
         self._replace(lines, is_synced=bool(patches))
-        self._is_clear = not patches
+        self._is_clear, self.state = not patches, state
 
     def close(self) -> None:
         """Remove the journal, unless there is still something to put back."""
@@ -353,7 +356,7 @@ class Journal:
     def _replace(self, lines: bytes, *, is_synced: bool) -> None:
         # In one step: a journal without its first lines would help nobody.
         new = self.path.with_suffix(".new")
-        with self._lock:
+        with self._lock, self._told():
             with directories.create_own(new) as file:
                 file.write(self._head + lines)
                 if is_synced:
@@ -362,11 +365,24 @@ class Journal:
             new.replace(self.path)
 
     def _append(self, line: bytes, *, is_synced: bool) -> None:
-        with self._lock, self.path.open("ab") as file:
-            file.write(line)
-            if is_synced:
-                file.flush()
-                os.fsync(file.fileno())
+        with self._lock, self._told(), self.path.open("ab", buffering=0) as file:
+            begin, rest = file.seek(0, os.SEEK_END), memoryview(line)
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+                if is_synced:
+                    os.fsync(file.fileno())
+            except BaseException:
+                # Half a line would hide the next one.
+                os.ftruncate(file.fileno(), begin)
+                raise
+
+    @contextmanager
+    def _told(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StateError(f"cannot write {self.path}: {error.strerror}") from error
 
 
 def directory() -> Path:

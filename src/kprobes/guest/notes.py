@@ -134,6 +134,7 @@ class NotesWriter:
         count = self._count if self._count <= self._arena.patches else _TOO_MANY
         head = _HEAD.pack(MAGIC, journal.mark, journal.state, addr, len(live), count)
         self._range.write(0, head + live)
+        journal.noted = journal.state
 
 
 def _offset(slot: int) -> int:
@@ -144,6 +145,7 @@ def begin_notes(memory: GuestMemory, addr: Addr, allocation: Addr, journal: Jour
     """Write notes without patches into memory that was just allocated; return where they are."""
     live = _live(journal.allocations)
     memory.write(addr, _HEAD.pack(MAGIC, journal.mark, journal.state, addr, len(live), 0) + live)
+    journal.noted = journal.state
     journal.note_mark(
         MarkPlace(allocation=allocation, phys=Phys(memory.physical(addr) + _MARK_OFFSET))
     )
@@ -241,7 +243,7 @@ def as_journal(notes: Notes, target: str, boot: Boot) -> Journal:
     data = next(allocation for allocation in notes.live if allocation.kind is Kind.DATA)
     journal.note_mark(MarkPlace(allocation=Addr(data.addr), phys=notes.place))
     journal.allocations.keep_instances(notes.instances or ())
-    journal.state = notes.state - 1
+    journal.state = journal.noted = notes.state - 1
     journal.record(notes.patches or ())
     return journal
 
