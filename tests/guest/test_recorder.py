@@ -320,6 +320,42 @@ def test_records_that_are_not_shown_are_passed_over_until_they_are() -> None:
     assert recorder.counts().recorded == {1: 1, 2: 1}
 
 
+def test_what_is_recorded_already_is_taken_while_its_code_changes() -> None:
+    recorder, (writer, _), _, _ = _guest(PLAIN)
+    recorder.begin()
+    recorder.add([PLAIN])
+    writer.write(_hit(PLAIN, 1))
+
+    # A change in several pauses, which fails: nobody shows anything.
+    recorder.add([PLAIN, TEXT], are_shown=False)
+    writer.write(_hit(PLAIN, 2))
+    writer.write(Hit(layout=TEXT, counter=3, values=(b"abc", -5)))
+    before = _times(recorder.drain())
+    writer.write(_hit(PLAIN, 4))
+
+    assert before + _rest(recorder) == [1, 2, 4]
+    assert recorder.counts().recorded == {PLAIN.event_id: 3}
+
+
+@pytest.mark.parametrize("end", ["ignore", "begin"])
+def test_what_was_recorded_before_is_not_taken_while_it_comes_again(end: str) -> None:
+    recorder, (writer, _), _, _ = _guest(PLAIN)
+    recorder.begin()
+    recorder.add([PLAIN])
+    if end == "ignore":
+        recorder.ignore([PLAIN.event_id])
+    else:
+        recorder.begin()
+
+    recorder.add([PLAIN], are_shown=False)
+    writer.write(_hit(PLAIN, 1))
+    hidden = _times(recorder.drain())
+    recorder.show([PLAIN.event_id])
+    writer.write(_hit(PLAIN, 2))
+
+    assert (hidden, _rest(recorder)) == ([], [2])
+
+
 WAIT_S = 10
 
 

@@ -175,6 +175,15 @@ def test_a_cpu_without_interrupts_for_long_is_a_hang(scene: Scene) -> None:
     assert scene.stub.is_running
 
 
+def test_a_cpu_that_hangs_where_nothing_has_a_name_is_named_by_its_address(scene: Scene) -> None:
+    # A module that was loaded later.
+    scene.watch.begin(Options(hang_timeout_s=10))
+    scene.stub.registers_of[2] = {"rip": 0xFFFF_FFFF_C012_3456, "eflags": 0}
+
+    with pytest.raises(GuestCrashedError, match=r"in 0xffffffffc0123456$"):
+        scene.check_for(15)
+
+
 def test_of_several_that_hang_the_first_is_named(scene: Scene) -> None:
     scene.watch.begin(Options(hang_timeout_s=10))
     scene.stub.registers_of[2] = {"rip": WORK + 4, "eflags": 0}

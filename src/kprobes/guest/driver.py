@@ -221,12 +221,7 @@ class GuestDriver:
     def end(self) -> None:
         """Record nothing of what is defined; errors as for ``apply``."""
         # Whoever has asked for it, by an interrupt say, has asked for nothing to be left undone.
-        checkpoint = Options().checkpoint
-        self.apply(
-            lambda wanted: replace(
-                wanted, definitions=(), options=replace(wanted.options, checkpoint=checkpoint)
-            )
-        )
+        self.apply(lambda wanted: replace(_unhurried(wanted), definitions=()))
         self._watch.end()
 
     @property
@@ -476,7 +471,9 @@ class GuestDriver:
         # A vCPU waits for it.
         try:
             self.refresh_modules()
-            self._change(self._planner.plan(self.wanted, lost), self.wanted, lost)
+            # Nor does an interrupt end it, which is for the thread that records.
+            wanted = _unhurried(self.wanted)
+            self._change(self._planner.plan(wanted, lost), wanted, lost)
         except KprobesError as error:
             self._warn(str(error))
 
@@ -591,3 +588,7 @@ class GuestDriver:
                 f"{count} places held the guest's own bytes again: somebody else has put "
                 "them back, and there was no hit from then on"
             )
+
+
+def _unhurried(wanted: Wanted) -> Wanted:
+    return replace(wanted, options=replace(wanted.options, checkpoint=Options().checkpoint))

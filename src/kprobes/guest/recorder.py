@@ -92,6 +92,8 @@ class Recorder:
         # Events whose records are ours no more; and those that will be, with the heads up to which
         # their records still are.
         self._ignored: set[int] = set()
+        # Those of this recording that are armed, and shown.
+        self._taken: set[int] = set()
         self._ending: list[tuple[list[int], set[int]]] = []
         self._previous_ns = time.time_ns()
         self._rings = open_rings(arena, memory)
@@ -115,6 +117,7 @@ class Recorder:
         with self._lock:
             self._merger = Merger()
             self._recorded.clear()
+            self._taken.clear()
             self._before = before
 
     def add(self, layouts: Iterable[RecordLayout], *, are_shown: bool = True) -> None:
@@ -122,13 +125,14 @@ class Recorder:
 
         Args:
             layouts: of them.
-            are_shown: else they are taken no more than those that are ignored, until ``show``.
+            are_shown: else those that nobody wrote before, either, are not taken until ``show``.
         """
         new = {layout.event_id: layout for layout in layouts}
         with self._lock:
             self._ignored -= new.keys()
-            if not are_shown:
-                self._ignored |= new.keys()
+            if are_shown:
+                self._taken |= new.keys()
+            self._ignored |= new.keys() - self._taken
             for _, ending in self._ending:
                 ending.difference_update(new)
             self._new += new.values()
@@ -138,17 +142,20 @@ class Recorder:
 
     def show(self, event_ids: Iterable[int]) -> None:
         """Take records of some events from now on."""
+        found = set(event_ids)
         with self._lock:
-            self._ignored.difference_update(event_ids)
+            self._ignored -= found
+            self._taken |= found
 
     def ignore(self, event_ids: Iterable[int]) -> None:
         """Take no more records of some events, which are armed no more.
 
         What has been reserved in the rings by now is still taken.
         """
-        heads = [ring.head for ring in self._rings]
+        heads, ending = [ring.head for ring in self._rings], set(event_ids)
         with self._lock:
-            self._ending.append((heads, set(event_ids)))
+            self._taken -= ending
+            self._ending.append((heads, ending))
 
     def drain(self) -> Events:
         """Return what is safe to show of all that the guest has recorded so far.

@@ -203,9 +203,13 @@ class GuestWatch:
         found = dict[int, str]()
         for thread in self._guest.stub.ids():
             registers = self._guest.stub.registers(thread)
-            symbol = kernel.symbols.at(registers[info.pc])
-            if symbol is None or any(part in symbol.name for part in _PARKED):
+            pc = registers[info.pc]
+            symbol = kernel.symbols.at(pc)
+            name = "" if symbol is None else symbol.name
+            # A program's, or that of a CPU that was never started; what has no name is in a module
+            # that came later, or is somebody's code.
+            if not pc >> 63 or any(part in name for part in _PARKED):
                 continue
             if not (is_idle(info, kernel, registers) or info.takes_interrupts(registers)):
-                found[thread] = place_of(kernel.symbols, registers[info.pc])
+                found[thread] = place_of(kernel.symbols, pc)
         return found

@@ -6,16 +6,17 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kprobes.arch.aarch64.decode import decode_function, decode_one
-from kprobes.arch.aarch64.insn import kind_of, named_by
+from kprobes.arch.aarch64.insn import Kind, kind_of, named_by
 from kprobes.arch.aarch64.slot import MAX_SIZE, set_register, slot
 from kprobes.arch.aarch64.verdict import insn_verdict
 from kprobes.errors import RefusedError
 from kprobes.model.kernel import TextPart
 from kprobes.units import U64, Addr
 from tests.build.a64 import NOP, RET, RETAA, SLOT, START, b, code_of, first
-from tests.build.a64_emulator import Emulator, random_state
+from tests.build.a64_emulator import Emulator, Outcome, random_state
 
 STATES = 24
 TEXT = 1 << 16
@@ -51,8 +52,11 @@ FORMS = [
         f"b6400045 14000002 {b(START + 0x40, at=SLOT + 8)} {b(START + 4, at=SLOT + 12)}",
     ),
     ("97fffff0", f"{address(30, START + 4)} {b(START - 0x40, at=SLOT + 8)}"),
-    ("d63f0100", f"{address(30, START + 4)} d61f0100"),
-    ("d73f0864", f"{address(30, START + 4)} d71f0864"),
+    ("d63f0100", f"{address(30, START + 4)} aa0803f0 d61f0200"),
+    ("d63f0200", f"{address(30, START + 4)} d61f0200"),
+    ("d63f0220", f"{address(30, START + 4)} d61f0220"),
+    ("d73f0864", f"{address(30, START + 4)} aa0303f0 d71f0a04"),
+    ("d73f0870", f"{address(30, START + 4)} aa0303f1 d71f0a30"),
     ("30008000", f"{address(0, START + 0x1001)} {b(START + 4, at=SLOT + 8)}"),
     ("1000005f", b(START + 4, at=SLOT)),
     ("90000001", f"{adrp(1, START & ~0xFFF, SLOT)} {b(START + 4, at=SLOT + 4)}"),
@@ -81,6 +85,14 @@ def test_the_words_of_a_slot(words: str, expected: str) -> None:
     assert len(found) <= MAX_SIZE
 
 
+def _seen(words: str, outcome: Outcome) -> Outcome:
+    # Who is called finds anything in x16 and x17: linkers may use them on the way.
+    if kind_of(int(words, 16)) is not Kind.BLR:
+        return outcome
+    registers = outcome.registers
+    return replace(outcome, registers=(*registers[:16], 0, 0, *registers[18:]))
+
+
 @pytest.mark.parametrize(("words", "expected"), FORMS)
 def test_a_slot_does_what_the_original_does(words: str, expected: str) -> None:
     del expected
@@ -89,7 +101,7 @@ def test_a_slot_does_what_the_original_does(words: str, expected: str) -> None:
 
     outcomes = [emulator().run(START, copy, state=n) for n in range(STATES)]
 
-    assert all(here == there for here, there in outcomes)
+    assert all(_seen(words, here) == _seen(words, there) for here, there in outcomes)
     assert not all(here.fault for here, _ in outcomes)
 
 
@@ -110,7 +122,8 @@ def test_any_fields_do_in_a_slot_what_they_do_in_place(word: int, bits: int, sta
 
     here, there = emulator().run(START, slot(instruction, SLOT), state=state)
 
-    assert here == there or (here.fault and there.fault)
+    words = f"{instruction.word:08x}"
+    assert _seen(words, here) == _seen(words, there) or (here.fault and there.fault)
 
 
 @given(st.integers(0, U64), st.integers(0, 2**62), st.integers(0, 30))

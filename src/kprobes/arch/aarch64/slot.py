@@ -8,7 +8,7 @@ from the instruction pointer writes a register of its own, or none.
     b target              b target
     b.cond, cbz, tbz      the same to L; b after; L: b target
     bl target             x30 = ORIGINAL return address; b target
-    blr xN, blraa ...     x30 = ORIGINAL return address; br xN, braa ...
+    blr xN, blraa ...     x30 = ORIGINAL return address; x16 = xN; br x16, braa ...
     adr, adrp xD          xD = what it computes
     ldr, ldrsw xT, label  xT = label; ldr, ldrsw xT, [xT]
     prfm label            nothing: it only hints
@@ -21,7 +21,16 @@ Encodings: Arm ARM, C6.2.
 from collections.abc import Callable, Mapping
 
 from kprobes.arch.aarch64.decode import Flow, Instruction
-from kprobes.arch.aarch64.insn import LINK, SIZE, SP_OR_ZR, Kind, code_of, target_register
+from kprobes.arch.aarch64.encode import mov
+from kprobes.arch.aarch64.insn import (
+    LINK,
+    SIZE,
+    SP_OR_ZR,
+    Kind,
+    code_of,
+    first_register,
+    target_register,
+)
 from kprobes.errors import RefusedError
 from kprobes.units import Addr, signed
 
@@ -35,6 +44,7 @@ _MOVN, _MOVZ, _MOVK = (0b1_00_100101 << 23 | opc << 29 for opc in (0, 2, 3))
 _LDR, _LDR_X, _LDRSW = 0xB9400000, 0xF9400000, 0xB9800000
 _CALLS_TO_JUMPS = 1 << 21
 """The bit by which blr, blraa, ... differ from br, braa, ..."""
+_INTRA_PROCEDURE = (16, 17)
 _HALVES = (0, 16, 32, 48)
 _REACH = range(-(1 << 27), 1 << 27)
 _PAGES = range(-(1 << 20), 1 << 20)
@@ -147,8 +157,17 @@ def _indirect_call(instruction: Instruction, at: Addr) -> bytes:
 
 
 def indirect_jump(instruction: Instruction) -> bytes:
-    """Return the word that jumps where an indirect call would go."""
-    return code_of(instruction.word & ~_CALLS_TO_JUMPS)
+    """Return code that jumps where an indirect call would go.
+
+    By x16 or x17, which no call preserves: by them only may a jump out of guarded memory land on
+    ``bti c`` or ``paciasp`` (Arm ARM, D8.4.5, BTYPE).
+    """
+    word, register = instruction.word & ~_CALLS_TO_JUMPS, first_register(instruction.word)
+    if register in _INTRA_PROCEDURE:
+        return code_of(word)
+    # Whoever checks a signature first names what it was made with in the lowest bits.
+    own = next(each for each in _INTRA_PROCEDURE if each != target_register(word))
+    return mov(own, register) + code_of(word & ~(31 << 5) | own << 5)
 
 
 def _address(instruction: Instruction, at: Addr) -> bytes:

@@ -20,7 +20,7 @@ true next address, whatever it was:
                           showing target; b target
     bl target             x30 = ORIGINAL return address; ask, showing target; b target
     br xN, ret xN         ask, showing xN; its word
-    blr xN                x30 = ORIGINAL return address; ask, showing xN; br xN
+    blr xN                x30 = ORIGINAL return address; ask, showing xN; x16 = xN; br x16
     anything else         its copy; ask, showing what is after; b after
 
 The asking code of each place goes on by itself, so that no address stands for another.
