@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kprobes.column_hist import ColumnHist, check_hist, histogram_of, log2
-from kprobes.errors import DefinitionError
+from kprobes.errors import DefinitionError, UsageError
 from kprobes.histogram import Histogram
 from kprobes.model.events import NO_EVENTS, Events
 from kprobes.ring.merge import in_order
@@ -289,3 +289,14 @@ def test_a_filter_is_wrong_before_there_is_any_event() -> None:
     for trigger, message in (("junk > 5", "Field not found"), ("count >", "Invalid value")):
         with pytest.raises(DefinitionError, match=message):
             check_hist(f"keys=count if {trigger}", [OTHER, READ], SOURCE)
+
+
+def test_what_is_one_field_of_one_event_and_two_of_another_is_refused() -> None:
+    with_cpu = make_layout(8, ("u64",), names=("cpu",))
+    both = in_order([
+        make_batch(with_cpu, [Row(ts=1, values=(5,))]),
+        make_batch(OTHER, [Row(ts=2, values=(1,))]),
+    ])  # fmt: skip
+
+    with pytest.raises(UsageError, match="an argument of one event, and not of another"):
+        counted("keys=common_pid:vals=cpu,common_cpu", both)

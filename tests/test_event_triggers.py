@@ -172,6 +172,45 @@ def test_what_names_each_other_goes_together(table: EventTable) -> None:
     assert len(table) == 0
 
 
+def test_who_names_another_event_and_stays_in_part_keeps_it(table: EventTable) -> None:
+    some = define(table, "p:a f\np:b g", is_enabled=False)
+    more = define(table, "p:a h", "traceoff:1", is_enabled=False)
+    more.trigger("enable_event:kprobes:b")
+
+    # Of a there is still the second one, whose trigger is about b.
+    with pytest.raises(RefusedError, match="enables or disables b"):
+        some.delete()
+
+    assert [each.event for each in table.definitions] == ["a", "b", "a"]
+    assert [each.partition(":")[0] for each in more.triggers] == ["enable_event", "traceoff"]
+
+
+def test_tables_come_in_the_order_of_their_events_with_their_names(
+    armer: Armer, table: EventTable
+) -> None:
+    names = ["d", "b", "c", "a"]
+    armer.histograms = {number: counted("keys=count") for number in range(1, 5)}
+    for name in names:
+        define(table, f"p:{name} f", "hist:keys=common_pid")
+    table.begin()
+
+    assert [each.event for each in table.select("*").histograms] == [f"kprobes:{n}" for n in names]
+
+
+def test_a_number_is_not_given_again_soon(table: EventTable) -> None:
+    probe = define(table, "p:a f", "traceoff:3")
+
+    numbers: list[int] = []
+    for _ in range(5):
+        definition = table.definition(probe.numbers[0])
+        assert definition is not None
+        numbers += [each.number for each in definition.triggers]
+        probe.trigger("!traceoff")
+        probe.trigger("traceoff:3")
+
+    assert len(set(numbers)) == 5
+
+
 def test_triggers_go_with_their_event(table: EventTable) -> None:
     define(table, "p:a f", "traceoff").delete()
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kprobes.buckets import bucket_of
 from kprobes.column_filter import ColumnFilter
-from kprobes.errors import DefinitionError
+from kprobes.errors import DefinitionError, UsageError
 from kprobes.histogram import Histogram, Numbers, combined, objects, of_entries
 from kprobes.lang.hist import parse_hist
 from kprobes.model.codes import HistCode, hist_error
@@ -70,6 +70,7 @@ class ColumnHist:
 
         Raises:
             DefinitionError: a key is of one kind in one event, and of another in another.
+            UsageError: a value is.
         """
         found = self._parsed(events)
         if self._table is None or self._table.trigger.is_paused:
@@ -482,6 +483,13 @@ def _check_alike(text: str, first: HistTrigger, other: HistTrigger) -> None:
             kinds = f"a {one.kind.value} of one event, and a {another.kind.value} of another"
             hint = f"it is {kinds}: rename the argument, or choose events"
             raise hist_error(HistCode.BAD_KEY, text=text, token=one.name, hint=hint)
+    if (len(first.columns), first.room) != (len(other.columns), other.room):
+        # What is one field of one event, and two of another.
+        pairs = zip(first.vals, other.vals, strict=True)
+        token = next((a.name for a, b in pairs if a.source != b.source), first.vals[0].name)
+        raise UsageError(
+            f"{token} is an argument of one event, and not of another: rename it, or choose events"
+        )
 
 
 def _different(layouts: Iterable[RecordLayout]) -> Iterable[RecordLayout]:

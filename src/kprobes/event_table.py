@@ -9,6 +9,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import starmap
 
 from msgspec.structs import replace
 
@@ -103,11 +104,7 @@ class EventTable:
             return TraceProbe(self, added)
 
     def enable(self, numbers: Collection[int], *, is_enabled: bool) -> None:
-        """Enable or disable events; errors as for ``define``, and then all stays.
-
-        Raises:
-            UsageError: one was deleted.
-        """
+        """Enable or disable events; UsageError if one was deleted, else as ``define``."""
         with self._changing():
             self._set_enabled(self._events(self._present(numbers)), is_enabled=is_enabled)
             self._apply(())
@@ -168,24 +165,20 @@ class EventTable:
     def triggers(self, numbers: Collection[int]) -> list[str]:
         """Return the triggers of events, as the kernel lists them: what is left of their counts."""
         with self._lock:
-            return [each.listed(left) for each, left in self._triggers_of(numbers)]
+            return [each.listed(left) for _, each, left in self._triggers_of(numbers)]
 
     def histograms(self, numbers: Collection[int]) -> list[Histogram]:
         """Return what events' hist triggers have counted since the recording began: copies."""
         with self._lock:
-            found = self._triggers_of(numbers)
-            hists = [(e.shown(n), self._driver.histogram(e.table)) for e, n in found if e.hist]
-        return [replace(each, trigger=h) for h, each in hists if h and each is not None]
+            hists = [
+                (_name_of(event), each.shown(left), self._driver.histogram(each.table))
+                for event, each, left in self._triggers_of(numbers)
+                if each.hist
+            ]
+        return [replace(e, trigger=h, event=name) for name, h, e in hists if h and e is not None]
 
     def select(self, pattern: str) -> "TraceProbe":
-        """Return the events that a pattern names.
-
-        Args:
-            pattern: ``EVENT`` or ``GROUP/EVENT`` (or with a colon), shell patterns both.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """Return the events of a pattern, ``EVENT`` or ``GROUP/EVENT``, or raise UsageError."""
         group, _, event = pattern.replace(":", "/", 1).rpartition("/")
         with self._lock:
             found = [
@@ -409,10 +402,12 @@ class EventTable:
         self._replace(before, {number: changed[number] for number in before})
         return {number: each for number, each in before.items() if number not in added}
 
-    def _triggers_of(self, numbers: Collection[int]) -> list[tuple[Trigger, int | None]]:
-        found = [each for event in self._events(numbers) for each in self._triggers.of(event)]
-        left = self._triggers.left(self._driver.left(found), is_recording=self._is_recording)
-        return [(each, left.get(each.number)) for each in found]
+    def _triggers_of(self, numbers: Collection[int]) -> "list[tuple[_Event, Trigger, int | None]]":
+        events = dict.fromkeys(starmap(_event_of, self._numbered(numbers).items()))
+        found = [(event, each) for event in events for each in self._triggers.of(event)]
+        live = self._driver.left([each for _, each in found])
+        left = self._triggers.left(live, is_recording=self._is_recording)
+        return [(event, each, left.get(each.number)) for event, each in found]
 
     def _known(self, deleted: Mapping[int, Definition], event: "_Event") -> KnownFields:
         # Those of one event are alike; a pattern's are compared where they count.
@@ -466,10 +461,10 @@ class EventTable:
         events: dict[_Event, list[Definition]] = {}
         for number, each in deleted.items():
             events.setdefault(_event_of(number, each), []).append(each)
-        for event, definitions in events.items():
-            if isinstance(event, tuple) and event in self._definitions:
-                continue
-            if self._triggers.is_target(event, but=events):
+        kept = {each for each in events if isinstance(each, tuple) and each in self._definitions}
+        for event in events.keys() - kept:
+            definitions = events[event]
+            if self._triggers.is_target(event, but=events.keys() - kept):
                 name = definitions[-1].event
                 raise RefusedError(f"a trigger enables or disables {name}: {_BUSY}; take it away")
             if self._is_recorded(event) and not self._have_passed(definitions):
@@ -497,6 +492,10 @@ _Event = Name | int
 
 def _event_of(number: int, definition: Definition) -> _Event:
     return (definition.group, definition.event) if definition.event else number
+
+
+def _name_of(event: _Event) -> str:
+    return "" if isinstance(event, int) else ":".join(event)
 
 
 def _noted(statements: Iterable[Statement], made: list[Statement]) -> Iterator[Statement]:

@@ -54,6 +54,7 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         dropped: hits for which the table had no room.
         unmeasured: hits that are left out, as they have no duration.
         buckets: what percentiles are of, those of each field of ``trigger.percentiles``.
+        event: whose trigger it is, ``GROUP:EVENT``; "" where that is not one event.
     """
 
     trigger: HistTrigger
@@ -65,6 +66,7 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
     dropped: int = 0
     unmeasured: int = 0
     buckets: tuple[HitBuckets, ...] = ()
+    event: str = ""
 
     def __len__(self) -> int:
         """Return the number of entries."""
@@ -415,9 +417,9 @@ def _entries(histogram: Histogram, names: Names) -> Iterator[bytes]:
             _key(field, column[at], comms[at], names)
             for field, column in zip(trigger.keys, columns, strict=True)
         )
-        # A stack ends with a line feed, and with no blank.
-        text = b", ".join(keys)
-        line = b"{ %b}" % text if text.endswith(b"\n") else b"{ %b }" % text
+        # Where there is a stack, no blank ends the keys, whatever comes last.
+        text, has_stack = b", ".join(keys), any(e.kind is HistKind.STACK for e in trigger.keys)
+        line = b"{ %b}" % text if has_stack else b"{ %b }" % text
         if trigger.has_hitcount:
             line += b" hitcount: %10d" % hitcount
         yield line + b"".join(b" " + column[at] for column in vals) + b"\n"

@@ -1,7 +1,10 @@
 """Operations that change a running trace: what each does, and what is answered."""
 
 import os
+import select
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -108,6 +111,30 @@ def test_lines_are_read_from_one_pipe_and_answered_in_the_other(
 
     assert [answer.split(":")[0].strip() for answer in answers] == ["ack", "error", "ack"]
     assert control.is_stopped
+
+
+def test_who_reads_no_answers_keeps_nobody_waiting(
+    session: HostSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Pipes of a shell's, which block.
+    (words, told), (heard, answers) = os.pipe(), os.pipe()
+    control = Control(f"fd:{words},{answers}", session)
+    monkeypatch.setattr(control, "answer", lambda _: ["x" * 1_000_000, "ack"])
+    control.start()
+    os.write(told, b"op\n")
+    assert select.select([heard], [], [], 5)[0]
+    time.sleep(0.2)
+
+    with ThreadPoolExecutor() as threads:
+        closing = threads.submit(control.close)
+        _, waiting = wait([closing], timeout=5)
+        # Whoever waits for room gets it: this test ends.
+        while not closing.done():
+            os.read(heard, 1 << 20)
+
+    assert not waiting
+    for each in (words, told, heard, answers):
+        os.close(each)
 
 
 @pytest.mark.parametrize("spec", ["pipe", "fifo:", "fifo:/nowhere", "fd:x", "fd:1,2,3", "fd:999"])

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -226,6 +227,38 @@ def test_what_is_outside_of_the_buckets_is_one_each() -> None:
 
     rows = [row.split("|")[0].split() for row in text.splitlines()[1:-2]]
     assert rows == [["<", "100", "2"], ["[500,", "600)", "1"], [">=", "1000", "1"]]
+
+
+def test_a_share_is_of_all_entries_however_many_are_shown() -> None:
+    histogram = counted("keys=common_pid:vals=hitcount.percent:sort=common_pid")
+
+    whole, some = (shown_text(histogram, Shown(top=top)).decode().splitlines() for top in (9, 2))
+
+    assert len(histogram) > 2
+    assert [line.split() for line in some[:3]] == [line.split() for line in whole[:3]]
+    shares = [line.split()[1::2] for line in some[1:3]]
+    assert all(first == second for first, second, *_ in shares)
+
+
+def test_bars_are_of_a_key_and_not_of_what_it_is_called() -> None:
+    histogram = counted("keys=count.sym,got.log2")
+    named = replace(histogram, source=replace(SOURCE, symbol_at="f+{}".format))
+
+    text = shown_text(named, Shown()).decode()
+
+    different = len(set(histogram.keys[0].tolist()))
+    assert text.count("count: f") == different > 1
+    hits = [int(line.split("|")[0].split()[-1]) for line in text.splitlines() if "|" in line]
+    assert sum(hits) == histogram.hits
+
+
+def test_a_bucket_of_numbers_without_a_sign_has_none() -> None:
+    histogram = counted("keys=count.buckets=4096")
+    high = replace(histogram, keys=(np.full(len(histogram), 0xFFFF_8880_0000_0000, np.uint64),))
+
+    rows = shown_text(high.take(slice(0, 1)), Shown()).decode().splitlines()[1:-2]
+
+    assert rows[0].split("|")[0].split()[:2] == ["[18446612682070032384,", "18446612682070036480)"]
 
 
 def test_it_is_shown_each_interval_and_at_the_end() -> None:

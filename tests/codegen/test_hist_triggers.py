@@ -102,6 +102,20 @@ def test_hits_are_counted_also_where_nothing_is_recorded(isa: Isa) -> None:
 
 
 @EVERY_ISA
+def test_what_counts_in_place_of_recording_counts_no_event_that_is_disabled(isa: Isa) -> None:
+    probe = replace(make_counted(isa, "p f a=$arg1", "keys=a"), soft_enable=1)
+    found = Triggered(isa, probe)
+
+    found.hit(5)
+    found.set_words({soft_enable_offset(1): 0})
+    found.hit(5)
+    found.set_words({soft_enable_offset(1): 1, 0: 0})
+    found.hit(5)
+
+    assert found.tables.read().counts == {(5,): (1,)}
+
+
+@EVERY_ISA
 def test_one_that_is_paused_counts_nothing_and_others_go_on(isa: Isa) -> None:
     probe = make_counted(isa, "p f a=$arg1", "")
     found = Triggered(isa, with_triggers(probe, "hist:keys=a", "hist:keys=comm:vals=a"))

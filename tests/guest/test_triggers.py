@@ -7,7 +7,7 @@ from kprobes.guest.guest import GuestMemory
 from kprobes.guest.triggers import TriggerWords
 from kprobes.lang.trigger import parse_trigger
 from kprobes.model.options import Wanted
-from kprobes.model.trigger import Trigger
+from kprobes.model.trigger import SoftEnable, Trigger
 from kprobes.units import Addr
 from tests.build.definitions import read
 from tests.build.guest import DATA, make_memory
@@ -43,6 +43,10 @@ def wanted(*triggers: Trigger, **soft_enables: bool) -> Wanted:
     return Wanted(definitions=[definition, definition], soft_enables=numbers)
 
 
+def switched(soft_enables: dict[int, SoftEnable]) -> Wanted:
+    return Wanted(soft_enables=soft_enables)
+
+
 @pytest.mark.parametrize("tracing_on", [True, False])
 def test_a_recording_begins_with_everything_as_it_was_asked_for(
     memory: GuestMemory, words: TriggerWords, *, tracing_on: bool
@@ -67,10 +71,32 @@ def test_tracing_is_on_again_when_nothing_can_turn_it_off(
     words.add(wanted(trigger("traceoff", 1), trigger("stop", 2)))
     assert word(memory, _TRACING) == 0
 
-    words.add(wanted(trigger("snapshot", 3)))
-    words.add(wanted(trigger("traceon", 1)))
+    words.soft_enable(wanted(trigger("traceoff", 1), trigger("stop", 2)))
+    without, again = wanted(trigger("snapshot", 3)), wanted(trigger("traceon", 1))
+    words.add(without)
+    words.soft_enable(without)
+    words.add(again)
 
     assert word(memory, _TRACING) == 1
+
+
+def test_a_change_that_is_refused_leaves_tracing_off_and_counts_used_up(
+    memory: GuestMemory, words: TriggerWords
+) -> None:
+    first = wanted(trigger("traceoff:1", 1))
+    words.add(first)
+    words.soft_enable(first)
+    # It has done what it may.
+    memory.write(DATA + _TRACING, bytes(8))
+    memory.write(DATA + _LEFT + 8, bytes(8))
+
+    # Without the second half nothing has changed.
+    words.add(wanted())
+    words.add(first)
+    words.soft_enable(first)
+
+    assert word(memory, _TRACING) == 0
+    assert words.left(first.triggers) == {1: 0}
 
 
 def test_counts_are_whole_once(memory: GuestMemory, words: TriggerWords) -> None:
@@ -82,8 +108,10 @@ def test_counts_are_whole_once(memory: GuestMemory, words: TriggerWords) -> None
     words.add(wanted(first, second, fourth))
 
     assert words.left([first, second, fourth, ninth]) == {1: 3, 2: 0, 4: 7}
-    # What was taken away and comes again begins anew.
+    # What is left is known when the recording has ended, until the next one begins.
     words.add(wanted())
+    assert words.left([first, fourth]) == {1: 3, 4: 7}
+    words.begin(tracing_on=True)
     words.add(wanted(first))
     assert words.left([first, fourth]) == {1: 5}
 
@@ -113,12 +141,12 @@ def test_a_switch_is_set_where_the_event_has_changed(
     memory.write(DATA + _SOFT_ENABLES + 16, bytes([1]))
 
     words.add(wanted(s1=True, s2=False))
-    words.soft_enable({1: (True, 0), 2: (False, 0)})
+    words.soft_enable(switched({1: (True, 0), 2: (False, 0)}))
     assert [word(memory, _SOFT_ENABLES + 8 * n) for n in (1, 2)] == [0, 1]
 
-    words.soft_enable({1: (True, 0), 2: (True, 1)})
-    words.soft_enable({1: (True, 0), 2: (False, 2)})
+    words.soft_enable(switched({1: (True, 0), 2: (True, 1)}))
+    words.soft_enable(switched({1: (True, 0), 2: (False, 2)}))
     assert [word(memory, _SOFT_ENABLES + 8 * n) for n in (1, 2)] == [0, 0]
     # It was enabled once more, which undoes what the trigger did.
-    words.soft_enable({1: (True, 1), 2: (False, 2)})
+    words.soft_enable(switched({1: (True, 1), 2: (False, 2)}))
     assert [word(memory, _SOFT_ENABLES + 8 * n) for n in (1, 2)] == [1, 0]

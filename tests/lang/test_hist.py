@@ -22,6 +22,14 @@ KNOWN = known_fields(LAYOUT)
     ("text", "listed"),
     [
         ("keys=count", "hist:keys=count:vals=hitcount:sort=hitcount:size=2048"),
+        (
+            "keys=common_pid:vals=got.max,got:sort=got.descending",
+            "hist:keys=common_pid:vals=hitcount,got.max,got:sort=got.descending:size=2048",
+        ),
+        (
+            "keys=got:vals=got.avg:sort=got",
+            "hist:keys=got:vals=hitcount,got.avg:sort=got:size=2048",
+        ),
         ("hist:key=count", "hist:keys=count:vals=hitcount:sort=hitcount:size=2048"),
         (
             "hist:keys=count.log2,got:vals=got,count:sort=got.descending,count:size=200",

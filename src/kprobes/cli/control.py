@@ -108,10 +108,11 @@ class Control:
             return
         data = "".join(f"{line}\n" for line in lines).encode()
         while data and not self._is_over.is_set():
-            # Who does not read its answers waits for nothing else.
+            # Who does not read its answers waits for nothing else: where there is room, so many
+            # bytes fit into a pipe that blocks, too.
             if select.select([], [self._write], [], _POLL_S)[1]:
                 try:
-                    data = data[os.write(self._write, data) :]
+                    data = data[os.write(self._write, data[: select.PIPE_BUF]) :]
                 except BrokenPipeError:
                     return
 
@@ -149,6 +150,8 @@ class Control:
 
     def _hist(self, pattern: str) -> Iterator[str]:
         for each in self._session.select(pattern or "*").histograms:
+            if each.event:
+                yield visible(each.event)
             yield from visible(each.text().decode(errors="surrogateescape"), keep="\n").splitlines()
 
     def _stop(self, _: str) -> Iterator[str]:

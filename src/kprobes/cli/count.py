@@ -1,6 +1,7 @@
 """``kprobe count``: count hits by who made them, or by what they have."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import BinaryIO
 
@@ -12,6 +13,7 @@ NAME = "count"
 HELP = "count hits of probes, by function, task or argument"
 USAGE = "kprobe count [options] [--by KEY,...] [DEFINITION [--filter EXPR]]... [-- COMMAND...]"
 _ORDERS = (".ascending", ".descending")
+_OWN = re.compile(r"\.(?:avg|min|max|p[0-9.]+)$")
 EPILOG = """\
 examples:
   kprobe count 'p vfs_*' -- ls /
@@ -51,13 +53,14 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     vals: list[str] = args.vals or []
     counting.want_duration(args, [*by, *vals])
     size = args.size or (LARGE_SIZE if args.by else OF_FUNCTIONS)
-    trigger = trigger_text(by, vals, sort=_sort(args.sort or "hitcount", by), size=size)
+    trigger = trigger_text(by, vals, sort=_sort(args.sort or "hitcount", by, vals), size=size)
     shown = counting.live_shown_of(args, out)
     return counting.run(args, out, Counting(trigger=trigger, shown=shown))
 
 
-def _sort(word: str, by: Sequence[str]) -> str:
-    # The kernel names a key without its modifier.
+def _sort(word: str, by: Sequence[str], vals: Sequence[str]) -> str:
+    # The kernel names a key or a value without its modifier, but for those that it has not.
     order = next((each for each in _ORDERS if word.endswith(each)), "")
     field = word.removesuffix(order)
-    return (field.partition(".")[0] if field in by else field) + (order or ".descending")
+    is_plain = field in by or (field in vals and _OWN.search(field) is None)
+    return (field.partition(".")[0] if is_plain else field) + (order or ".descending")

@@ -28,6 +28,8 @@ DEFAULTS: Mapping[str, Any] = {
 """Options of ``kprobe trace`` that what counts has not."""
 _INTERVAL_S = 1.0
 
+_EXTREMES = (".min", ".max")
+
 
 class Shown(Struct, frozen=True, kw_only=True):
     """How a histogram is shown.
@@ -192,6 +194,9 @@ def live_shown_of(
     interval_s = args.interval or (_INTERVAL_S if is_live else 0.0)
     if args.delta and not interval_s:
         raise UsageError("--delta needs --interval TIME: since when")
+    extremes = (each for each in getattr(args, "vals", None) or () if each.endswith(_EXTREMES))
+    if args.delta and (extreme := next(extremes, None)):
+        raise UsageError(f"--delta is not for {extreme}, which is of all hits since the beginning")
     shown = shown_of(args, bounds=bounds)
     return replace(shown, interval_s=interval_s, is_delta=args.delta)
 

@@ -195,7 +195,7 @@ def _number_form(field: HistField, names: Names) -> Callable[[int], str]:
         case Modifier.LOG2:
             return lambda value: _log2_label(value, field, is_duration=is_duration)
         case Modifier.BUCKETS:
-            return lambda value: _bucket_label(value, field.width, is_duration=is_duration)
+            return lambda value: _bucket_label(value, field, is_duration=is_duration)
         case _ if is_duration:
             return lambda value: number_text(value, is_duration=True)
         case _:
@@ -212,10 +212,10 @@ def _log2_label(power: int, field: HistField, *, is_duration: bool) -> str:
     return f"({low}, {high}]"
 
 
-def _bucket_label(low: int, width: int, *, is_duration: bool) -> str:
-    low = signed(low)
+def _bucket_label(low: int, field: HistField, *, is_duration: bool) -> str:
+    low = signed(low) if field.is_signed else low
     # Numbers without a sign are what is divided: the last bucket below 0 ends there.
-    end = min(low + width, 0) if low < 0 else low + width
+    end = min(low + field.width, 0) if low < 0 else low + field.width
     if is_duration:
         least, most = (number_text(each, is_duration=True) for each in (low, end))
         return f"[{least}, {most})"
@@ -239,11 +239,13 @@ def _bars(histogram: Histogram, names: Names, shown: Shown) -> str:
     if not by:
         labels = [()] * len(histogram)
     field = histogram.trigger.keys[last]
-    groups: dict[tuple[str, ...], dict[int, int]] = {}
+    # By the keys themselves: several may have one label.
+    found = [*zip(*(histogram.keys[at].tolist() for at in by), strict=True)] or labels
+    groups: dict[tuple[Any, ...], tuple[tuple[str, ...], dict[int, int]]] = {}
     pairs = zip(histogram.keys[last].tolist(), histogram.hitcount.tolist(), strict=True)
-    for label, (bucket, hits) in zip(labels, pairs, strict=True):
-        groups.setdefault(label, {})[bucket] = hits
-    most_first = sorted(groups.items(), key=lambda item: -sum(item[1].values()))
+    for key, label, (bucket, hits) in zip(found, labels, pairs, strict=True):
+        groups.setdefault(key, (label, {}))[1][bucket] = hits
+    most_first = sorted(groups.values(), key=lambda item: -sum(item[1].values()))
     chosen = most_first[: shown.top]
     parts = [_distribution(buckets, field, names, shown.bounds) for _, buckets in chosen]
     width = shutil.get_terminal_size().columns
@@ -305,7 +307,7 @@ def _table(histogram: Histogram, seconds: float | None, names: Names, top: int |
     count = len(head)
     head += [key.name.upper() for key in trigger.keys]
     shown = histogram.take(slice(0, top))
-    vals = [_value_texts(shown, at) for at in range(len(trigger.vals))]
+    vals = [_value_texts(histogram, at)[:top] for at in range(len(trigger.vals))]
     keys = [_key_texts(shown, at, names) for at in range(len(trigger.keys))]
     counts: list[int] = shown.hitcount.tolist()
     numbers = [[f"{each:,}" for each in counts], [share_text(each, whole) for each in counts]]
@@ -352,6 +354,7 @@ def as_object(histogram: Histogram, top: int | None = None) -> dict[str, Any]:
     """Return a histogram for JSON, its first entries or all."""
     trigger, rows = histogram.trigger, _rows(histogram.take(slice(0, top)))
     return {
+        **({"event": histogram.event} if histogram.event else {}),
         "trigger": trigger.text,
         "hits": histogram.hits,
         "dropped": histogram.dropped,

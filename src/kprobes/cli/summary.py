@@ -10,6 +10,7 @@ from kprobes.cli.histograms import as_object
 from kprobes.cli.terminal import aligned, counted, json_lines
 from kprobes.histogram import Histogram
 from kprobes.model.events import Hits
+from kprobes.model.visible import visible
 
 _MAX_PROBES = 20
 _NO_ROOM = "more calls were in progress than there was room for; rN makes room for N"
@@ -165,7 +166,8 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     def _tables(self) -> str:
         # As the events' hist files, which nobody may keep quiet about: they were asked for.
-        return "".join(f"\n{each}" for each in self.histograms)
+        names = (f"{visible(each.event)}\n" if each.event else "" for each in self.histograms)
+        return "".join(f"\n{n}{each}" for n, each in zip(names, self.histograms, strict=True))
 
     def _paused(self) -> str:
         if self.pauses is None:

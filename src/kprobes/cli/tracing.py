@@ -522,7 +522,8 @@ class _Run:
             status=self.status if self._ending else None,
             handlers=self._calls,
             counted=0 if histogram is None else histogram.hits,
-            dropped=sum(each.dropped for each in tables),
+            # Those that share one have each what it dropped.
+            dropped=sum({(t.trigger.name or id(t)): t.dropped for t in tables}.values()),
             histograms=self._histograms,
         )
 

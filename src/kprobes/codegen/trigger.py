@@ -46,16 +46,15 @@ def around(emitter: Emitter) -> Generator[str]:
     is_conditional = any(each.trigger.is_conditional for each in probe.triggers)
     tracing = _tracing(emitter) if is_conditional else None
     _fire(emitter, [each for each in probe.triggers if not each.trigger.is_post])
-    if probe.hist is None:
-        tracing = tracing or _tracing(emitter)
-        soft_enable = (
-            _word(emitter, soft_enable_offset(probe.soft_enable)) if probe.soft_enable else None
-        )
-        for word in (tracing, None if soft_enable is None else f.load(soft_enable)):
-            if word is not None:
-                on = f.label("on")
-                f.branch(f.compare("ne", word, 0), on, unrecorded)
-                f.place(on)
+    tracing = tracing or _tracing(emitter)
+    soft_enable = (
+        _word(emitter, soft_enable_offset(probe.soft_enable)) if probe.soft_enable else None
+    )
+    for word in (tracing, None if soft_enable is None else f.load(soft_enable)):
+        if word is not None:
+            on = f.label("on")
+            f.branch(f.compare("ne", word, 0), on, unrecorded)
+            f.place(on)
     yield unrecorded
     f.jump(unrecorded)
     f.place(unrecorded)

@@ -267,7 +267,7 @@ class Allocator:
         """Enable and disable events in soft mode whose state was another one before."""
         if self.words is not None:
             with guest.readable():
-                self.words.soft_enable(wanted.soft_enables)
+                self.words.soft_enable(wanted)
 
     def left(self, guest: Guest, triggers: Iterable[Trigger]) -> dict[int, int]:
         """Return what ``TriggerWords.left`` does, of those that are armed."""

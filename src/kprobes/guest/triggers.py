@@ -46,21 +46,21 @@ class TriggerWords:
         if wanted.checks_tracing_on and not self._checks_tracing_on:
             # Whatever a trigger left there that was taken away: it was on again since.
             self._data.set_u64(WORD_TRACING_ON, 1)
-        self._checks_tracing_on = wanted.checks_tracing_on
         for each in triggers:
             if each.number not in self._counted:
                 self._data.set_u64(left_offset(each.number), each.count or 0)
-        self._counted = {each.number for each in triggers}
+        # Of those that go the count stays: it is asked for, and a change may be refused.
+        self._counted |= {each.number for each in triggers}
         self._set(
             {n: each for n, each in wanted.soft_enables.items() if n not in self._soft_enables}
         )
 
-    def soft_enable(self, soft_enables: Mapping[int, SoftEnable]) -> None:
+    def soft_enable(self, wanted: Wanted) -> None:
         """Enable and disable events whose state has changed otherwise than by triggers."""
-        self._set(
-            {n: each for n, each in soft_enables.items() if self._soft_enables.get(n) != each}
-        )
-        self._soft_enables = dict(soft_enables)
+        self._checks_tracing_on = wanted.checks_tracing_on
+        found = wanted.soft_enables
+        self._set({n: each for n, each in found.items() if self._soft_enables.get(n) != each})
+        self._soft_enables = dict(found)
 
     def left(self, triggers: Iterable[Trigger]) -> dict[int, int]:
         """Return what is left of counts, and whether hist triggers count, by their numbers."""

@@ -297,7 +297,10 @@ class _Reader:
             raise self._error(HistCode.INVALID_SORT_FIELD, name)
         if has_order and order not in ("ascending", "descending"):
             raise self._error(HistCode.INVALID_SORT_MODIFIER, order)
-        return SortKey(index=names.index(known), is_descending=order == "descending")
+        # With a modifier that no kernel has it is named by that.
+        found = [index for index, each in enumerate(names) if each == known]
+        plain = (n for n in found if not n or fields[n - 1].modifier not in OWN_MODIFIERS)
+        return SortKey(index=next(plain, found[0]), is_descending=order == "descending")
 
 
 def _sort_of_own(word: str, fields: tuple[HistField, ...]) -> SortKey | None:
