@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """Recordings: what is read is what a trace has, however the file ended."""
 
 import io
@@ -6,6 +7,7 @@ import time
 import tracemalloc
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +20,14 @@ from kprobes.formats.recording import HEADER_SIZE, MARKER, FrameKind, file_heade
 from kprobes.model.clock import Knot, Line, PiecewiseLinear, Scale, Scales, Shifted, Unscaled
 from kprobes.model.events import Counts, Hits
 from kprobes.model.recording import RecordedClock, RecordedEvents, RecordedRound, RecordingEnd
-from kprobes.recording import Recording
+from kprobes.recording import Recording, _decoded, _Frames
 from kprobes.recording_writer import pack
 from kprobes.sinks import FORMATS
 from tests.build.recorded import (
     KERNEL,
     LAYOUTS,
     SYMBOLS,
+    Pipe,
     Recorded,
     hits,
     printed,
@@ -74,6 +77,80 @@ def test_who_exports_is_told_of_each_cpus_lost_records_between_the_events() -> N
         assert sum(n for each in told for its, n in each if its == cpu) == ring.lost
 
 
+def test_a_loss_stands_between_what_was_there_and_what_came_after_it() -> None:
+    recorded = Recorded(clock=Line(ns_at=0, cycles=0, mult=1, shift=0))
+    ring, number = recorded.rings[0], 0
+    for count in (5, 30_000, 5):
+        # Of the second look's the ring holds some, and the others are lost.
+        for _ in range(count):
+            number += 1
+            ring.write(Hit(layout=LAYOUTS[0], counter=number, values=(number % 256,)))
+        recorded.look()
+    (boot,) = Recording(Pipe(recorded.end())).boots()
+
+    seen: list[int] = []
+    at: list[tuple[int, int]] = []
+    for events in boot.rounds:
+        seen += [int(ts) for batch in events.batches for ts in batch.ts]
+        at += [(len(seen), count) for _, count in boot.new_lost()]
+
+    ((place, count),) = at
+    assert count == ring.lost == seen[place] - seen[place - 1] - 1 > 0
+
+
+def test_a_file_of_before_is_read_by_what_was_lost_in_all() -> None:
+    recorded = record(4000, every=900)
+    data = recorded.end()
+    old = file_header()
+    for kind, found in _Frames(io.BytesIO(data)):
+        if kind == FrameKind.ROUND:
+            old += pack(FrameKind.ROUND, replace(_decoded(found, RecordedRound), new_lost=None))
+        else:
+            old += pack_frame(FrameKind(kind), found)
+
+    assert read(old)[1].lost == sum(ring.lost for ring in recorded.rings) > 0
+
+
+class _Trickle(io.RawIOBase):
+    """A pipe whose writer has said so much, and waits."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, room: Any) -> int:
+        if not self._data:
+            raise TimeoutError
+        size = min(len(room), len(self._data))
+        room[:size], self._data = self._data[:size], self._data[size:]
+        return size
+
+
+def test_what_a_pipe_has_is_shown_before_there_is_more() -> None:
+    recorded = record(60, every=20)
+    data = recorded.file.getvalue()
+    (boot,) = [next(Recording(io.BufferedReader(_Trickle(data))).boots())]
+
+    shown: list[int] = []
+    with pytest.raises(TimeoutError):
+        shown += [len(events) for events in boot.rounds]
+    again = next(Recording(io.BufferedReader(_Trickle(data))).boots())
+    assert len(next(iter(again.rounds))) > 0
+
+
+def test_a_file_of_nothing_but_markers_takes_a_moment() -> None:
+    head = pack_frame(FrameKind.CHUNK, bytes(100))
+    data = file_header() + pack(FrameKind.KERNEL, KERNEL) + head[:-1] + b"x" + MARKER * 300_000
+
+    began = time.process_time()
+    read(data)
+
+    # It took hours: each marker moved all that was read.
+    assert time.process_time() - began < 30
+
+
 def test_only_events_of_probes_are_in_a_recording() -> None:
     # What is printed by a print fmt is of trace-cmd's files: here it could be of any columns.
     event = RecordedEvents(layouts=(replace(LAYOUTS[0], print_fmt='"%d", REC->a0'),))
@@ -117,7 +194,7 @@ def test_a_record_that_is_not_whole_yet_keeps_others_waiting_as_in_a_trace() -> 
 def test_records_of_events_that_are_not_shown_are_left_out() -> None:
     recorded = record(100, every=200)
     data = recorded.end()
-    end = RecordedRound(since_ns=0, real_ns=9, lost=(0, 0))
+    end = RecordedRound(since_ns=0, real_ns=9, lost=(0, 0), new_lost=(0, 0))
     ignoring = data.replace(
         pack(FrameKind.ROUND, end), pack(FrameKind.ROUND, replace(end, ignored=(1, 2, 3, 4)))
     )

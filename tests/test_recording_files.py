@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from kprobes.errors import KprobesError
 from kprobes.formats.recording import FrameKind
 from kprobes.model.events import NO_COUNTS
 from kprobes.model.recording import RecordingEnd
+from kprobes.open_recording import opened_recording
 from kprobes.recording_files import RotatingWriter, SnapshotWriter, folded
 from kprobes.recording_writer import RecordingWriter
-from tests.build.recorded import KERNEL, SYMBOLS, Recorded, hits, printed, text_of
+from tests.build.recorded import KERNEL, LAYOUTS, SYMBOLS, Recorded, hits, printed, text_of
+from tests.build.ring import Hit
 from tests.build.waiting import becomes_true
 
 _EVENT = re.compile(rb"\n(?= .*-\d+ +\[\d+\] )")
@@ -182,3 +185,34 @@ def test_frames_that_records_need_are_the_last_kernels() -> None:
 
     assert [frame for _, frame in again] == [b"k", b"e", b"d", b"f"]
     assert folded(again, [(FrameKind.KERNEL, b"l")]) == [(FrameKind.KERNEL, b"l")]
+
+
+def _fill_up(recorded: Recorded, looks: int) -> None:
+    # In each look one ring is full, and some are lost.
+    for number in range(looks):
+        for _ in range(30_000):
+            recorded.rings[0].write(Hit(layout=LAYOUTS[0], counter=number + 1, values=(number,)))
+        recorded.look()
+
+
+@pytest.mark.parametrize("kind", ["rotated", "snapshot"])
+def test_each_file_has_what_was_lost_in_it(tmp_path: Path, kind: str) -> None:
+    recorded, path = Recorded(), tmp_path / "x.rec"
+    recorded.writer.close()
+    if kind == "rotated":
+        recorded.writer = RotatingWriter(path, most=1)
+    else:
+        recorded.writer = SnapshotWriter(path, most=1_000, report=lambda _: None)
+    recorded.writer.begin(KERNEL, SYMBOLS)
+    _fill_up(recorded, 4)
+    recorded.writer.close()
+
+    lost: list[int] = []
+    for file in files_of(tmp_path):
+        with opened_recording(file) as found:
+            assert [*chain.from_iterable(boot.rounds for boot in found.boots())]
+            lost.append(found.lost)
+
+    in_all = recorded.rings[0].lost
+    assert sum(lost) == in_all if kind == "rotated" else 0 < sum(lost) < in_all
+    assert len(lost) == (4 if kind == "rotated" else 1)

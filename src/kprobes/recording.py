@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import zip_longest
+from operator import add
 from typing import BinaryIO, TypeVar
 
 import msgspec
@@ -95,8 +96,11 @@ class _Frames:
     # The frames of a stream, one after the other, past what is damaged.
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._held = b""
+        # What a pipe has is there at once, and not when there is more.
+        self._read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+        # What was read; where the frame begins that is looked at, and what is taken next.
+        self._held = bytearray()
+        self._begin = self._at = 0
         self._wasted = 0
         self.damaged = 0
         self.is_cut = False
@@ -104,6 +108,7 @@ class _Frames:
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         while True:
+            self._begin = self._at
             head, stored = self._take(FRAME_SIZE), b""
             if len(head) < FRAME_SIZE:
                 self.is_cut = self.is_cut or bool(head)
@@ -114,7 +119,7 @@ class _Frames:
                 found = header.kind, unpack_frame(header, stored)
             except FormatError:
                 self._wasted += FRAME_SIZE + len(stored)
-                self._held = head[1:] + stored + self._held
+                self._at = self._begin + 1
                 if self._wasted > _MAX_WASTED or not self._find_marker():
                     # The last frame: whoever wrote it was stopped.
                     self.is_cut = True
@@ -125,24 +130,28 @@ class _Frames:
 
     def _take(self, size: int) -> bytes:
         # Fewer at the end.
-        while len(self._held) < size:
-            more = self._stream.read(max(size - len(self._held), _READ))
-            if not more:
-                break
-            self._held += more
-        taken, self._held = self._held[:size], self._held[size:]
+        while (missing := size - (len(self._held) - self._at)) > 0 and self._fill(missing):
+            pass
+        taken = bytes(self._held[self._at : self._at + size])
+        self._at += len(taken)
         return taken
 
+    def _fill(self, missing: int) -> bool:
+        # What stands before the frame that is being read is not needed again.
+        if self._begin > _READ:
+            del self._held[: self._begin]
+            self._begin, self._at = 0, self._at - self._begin
+        more = self._read(max(missing, _READ))
+        self._held += more
+        return bool(more)
+
     def _find_marker(self) -> bool:
-        while True:
-            at = self._held.find(MARKER)
-            if at >= 0:
-                self._held = self._held[at:]
-                return True
-            more = self._stream.read(_READ)
-            if not more:
+        while (at := self._held.find(MARKER, self._at)) < 0:
+            self._begin = self._at = max(len(self._held) - len(MARKER), self._at)
+            if not self._fill(0):
                 return False
-            self._held = self._held[-len(MARKER) :] + more
+        self._begin = self._at = at
+        return True
 
 
 class RecordedBoot(Struct, frozen=True, kw_only=True):
@@ -195,7 +204,9 @@ class Recording:
         self.bounds = Bounds()
         self.end: RecordingEnd | None = None
         self.continued = ""
+        # Up to the events that were yielded; and after those that wait for the next round.
         self._lost: tuple[int, ...] = ()
+        self._next_lost: tuple[int, ...] = ()
         self._reported_lost: tuple[int, ...] = ()
         self._damaged = self._real_ns = 0
         self._recorded: Counter[int] = Counter()
@@ -286,14 +297,14 @@ class Recording:
     def _gathered(self, rounds: Iterator[Events]) -> Iterator[Events]:
         # Of where there are few in each look, many at once; what was lost stays between them.
         held: list[Events] = []
-        count, lost = 0, self._lost
+        count, lost = 0, self.lost
         for events in rounds:
             if len(events):
                 held.append(events)
                 count += len(events)
-            if count >= self._at_once or self._lost != lost:
+            if count >= self._at_once or self.lost != lost:
                 yield gathered(held or [events])
-                held, count, lost = [], 0, self._lost
+                held, count, lost = [], 0, self.lost
         if held:
             yield gathered(held)
 
@@ -322,6 +333,7 @@ class Recording:
                 case _:
                     self._take(kind, data, kernel)
         # A round that its writer did not finish.
+        self._lost = self._next_lost
         yield self._pushed()
         last = self._merger if self._pages is None else self._pages
         yield self._counted(last.finish())
@@ -408,12 +420,15 @@ class Recording:
         return replace(decoded, is_blocked=bool(flags & CHUNK_IS_BLOCKED))
 
     def _round(self, end: RecordedRound) -> Events:
-        before = self._lost or (0,) * len(end.lost)
-        if len(end.lost) > _MAX_CPUS or min(end.lost, default=0) < 0 or len(before) > len(end.lost):
+        before, lost = self._next_lost, end.lost if end.new_lost is None else end.new_lost
+        if len(lost) > _MAX_CPUS or min(lost, default=0) < 0 or len(before) > len(lost):
             raise FormatError("a recording with a round that cannot be")
-        before += (0,) * (len(end.lost) - len(before))
+        before += (0,) * (len(lost) - len(before))
         self._note_times(end)
-        self._lost, self._real_ns = tuple(map(max, before, end.lost)), end.real_ns
+        joined = max if end.new_lost is None else add
+        # The rings were full after what this look has found, which comes with the next one.
+        self._lost, self._next_lost = before, tuple(map(joined, before, lost))
+        self._real_ns = end.real_ns
         ignored = set(end.ignored)
         if ignored:
             self._found = [

@@ -13,11 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self, cast
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import KprobesError, UsageError
 from kprobes.formats.recording import (
@@ -74,6 +76,7 @@ class RecordingWriter(ABC):
         self.size: int = 0
         self._clock: ClockValue | None = None
         self._symbols: Symbols | None = None
+        self._lost: tuple[int, ...] = ()
 
     def begin(self, kernel: RecordedKernel, symbols: Symbols) -> None:
         """Have what follows be events of a kernel; errors as for ``write_round``.
@@ -82,7 +85,7 @@ class RecordingWriter(ABC):
             kernel: that it is.
             symbols: its names, which are written when the first event has an address to be named.
         """
-        self._clock, self._symbols = None, symbols
+        self._clock, self._symbols, self._lost = None, symbols, ()
         self._put([(FrameKind.KERNEL, pack(FrameKind.KERNEL, kernel))], b"")
 
     def write_chunk(
@@ -120,8 +123,15 @@ class RecordingWriter(ABC):
         Raises:
             KprobesError: it cannot be written; the file is good without it.
         """
-        self._put(self._needed_by(layouts), pack(FrameKind.ROUND, end))
+        self._put(self._needed_by(layouts), self._packed(end))
         self._end_round()
+
+    def _packed(self, end: RecordedRound) -> bytes:
+        # A file may be the second one of a recording, or its end.
+        pairs = zip_longest(end.lost, self._lost, fillvalue=0)
+        self._lost = end.lost
+        new = tuple(max(now - before, 0) for now, before in pairs)
+        return pack(FrameKind.ROUND, replace(end, new_lost=new))
 
     def _needed_by(self, layouts: Sequence[RecordLayout]) -> list[Needed]:
         parts = (layouts[at : at + _LAYOUTS] for at in range(0, len(layouts), _LAYOUTS))
@@ -155,7 +165,7 @@ class RecordingWriter(ABC):
         needed += self._symbols_of([layout for event in events for layout in event.layouts])
         level = _FAST_LEVEL if is_late else _LEVEL
         pages = [pack_frame(FrameKind.PAGES, part, level=level) for part in _page_parts(found)]
-        self._put(needed, b"".join([*pages, pack(FrameKind.ROUND, end)]))
+        self._put(needed, b"".join([*pages, self._packed(end)]))
         self._end_round()
 
     def ask(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from kprobes.cli.main import main
+from kprobes.formats.recording import FRAME_SIZE, MARKER
 from tests.build.recorded import KERNEL, SYMBOLS, Recorded
 from tests.build.trace_dat import read_dat
 from tests.cli.test_report_several import MS, keep
@@ -200,8 +201,12 @@ def test_a_damaged_one_is_converted_and_told(
     paths: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = Path("db.rec").read_bytes()
-    half = len(whole) // 2
-    Path("db.rec").write_bytes(whole[:half] + bytes(40) + whole[half + 40 :])
+    # In the middle of the records.
+    frames = [found.start() for found in re.finditer(re.escape(MARKER), whole)]
+    at = frames[len(frames) // 2] + FRAME_SIZE
+    damaged = bytearray(whole)
+    damaged[at] ^= 1
+    Path("db.rec").write_bytes(damaged)
 
     assert main(["convert", *paths, "both.zip"]) == 1
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import kprobes
-from kprobes.errors import UsageError
+from kprobes.errors import KprobesError, UsageError
 from kprobes.export import SUFFIXES, exporter
 from kprobes.export.csv import CsvFiles
 from kprobes.model.events import Batch
@@ -45,9 +45,13 @@ def convert(recording: Path, out: Path) -> Path:
     with opened_recording(recording) as found:
         for boot in found.boots():
             file = exporter(out)(out, boot.kernel, boot.source)
-            for events in boot.rounds:
-                file.write(events)
-            file.close()
+            try:
+                for events in boot.rounds:
+                    file.write(events)
+                file.close()
+            except KprobesError:
+                file.discard()
+                raise
     return out
 
 
@@ -281,3 +285,44 @@ def test_rows_that_are_written_in_parts_are_all_there(
         rows = [_without(row, "flags", "event") for row in table.to_pylist()]
         assert rows == expected(recording, name)
         assert not is_parquet or parquet.ParquetFile(file).num_row_groups > 3
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".ndjson", ".pftrace", ".html"])
+def test_what_is_given_up_leaves_what_was_there(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    path.write_text("mine")
+
+    made = exporter(path)(path, KERNEL, SOURCE)
+    assert path.read_text() == "mine"
+    made.discard()
+    kept = path.read_text(), [each.name for each in tmp_path.iterdir()]
+    exporter(path)(path, KERNEL, SOURCE).close()
+
+    assert kept == ("mine", [path.name])
+    assert path.read_bytes() != b"mine"
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_directory_with_something_else_in_it_is_left_as_it_is(
+    recording: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "x.csv"
+    convert(recording, out)
+    assert out.is_dir()
+    convert(recording, out)
+    (out / "mine").write_text("mine")
+
+    with pytest.raises(KprobesError, match="has something else in it, mine"):
+        convert(recording, out)
+
+    assert (out / "mine").read_text() == "mine"
+    assert [each.name for each in tmp_path.iterdir()] == ["x.csv"]
+
+
+def test_a_directory_takes_the_place_of_a_file(recording: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.csv"
+    out.write_text("a table of one event")
+
+    convert(recording, out)
+
+    assert out.is_dir()

@@ -71,10 +71,12 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
 
 def _convert_one(args: argparse.Namespace, stop: Stop) -> int:
+    from kprobes.cli.output import check_apart
     from kprobes.export import exporter
     from kprobes.open_recording import opened_recording
 
     make, (file,) = exporter(args.out), args.file
+    check_apart(file, args.out)
     with opened_recording(file) as recording:
         _check(recording, file, args.out)
         for number, boot in enumerate(recording.boots(), 1):

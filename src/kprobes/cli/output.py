@@ -222,6 +222,12 @@ class NoEvents:
         """Do nothing."""
 
 
+def check_apart(file: Path, out: Path) -> None:
+    """Raise UsageError where what is written is what is read."""
+    if file.exists() and out.exists() and file.samefile(out):
+        raise UsageError(f"{out} is what is read: give another name to what is written")
+
+
 def check_writable(path: Path) -> None:
     """Find out early whether a file can be written; what it holds stays for now.
 

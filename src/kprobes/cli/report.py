@@ -159,12 +159,14 @@ def _time(text: str) -> int:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Print; return the exit code."""
-    from kprobes.cli.output import check_writable
+    from kprobes.cli.output import check_apart, check_writable
     from kprobes.cli.pager import paged
     from kprobes.cli.terminal import Stop
 
     _check(args)
     if args.output is not None:
+        for path in args.file:
+            check_apart(path, args.output)
         check_writable(args.output)
     with paged(out, is_wanted=args.pager and args.output is None) as shown, Stop() as stop:
         if len(args.file) == 1:

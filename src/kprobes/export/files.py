@@ -8,18 +8,23 @@ Tools that know Hive's directories make a column of ``event=NAME``. Functions of
 arguments differ are parts of their own.
 """
 
+import secrets
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import BinaryIO, Generic, Protocol, TypeVar
 
+from kprobes.errors import KprobesError
 from kprobes.model.events import Batch, Events
 from kprobes.model.resolved import RecordLayout
 
 _PLAIN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+
+
+_FOLDERS = "event=*"
 
 
 class TableFile(Protocol):
@@ -74,7 +79,7 @@ class TableFiles(Generic[_Table]):
             table.close()
         if len(self._tables) == 1:
             ((file, _),) = self._tables.values()
-            _replace(file, self._path)
+            replace(file, self._path, _FOLDERS)
             shutil.rmtree(self._directory)
             return
         names = Counter(event for _, event in self._parts)
@@ -84,7 +89,7 @@ class TableFiles(Generic[_Table]):
             folder.mkdir(exist_ok=True)
             file.rename(folder / file.name.partition("+")[2])
         self._directory.chmod(0o755)
-        _replace(self._directory, self._path)
+        replace(self._directory, self._path, _FOLDERS)
 
     def discard(self) -> None:
         """Leave nothing behind of what was begun."""
@@ -103,7 +108,54 @@ class TableFiles(Generic[_Table]):
         return self._tables[key][1]
 
 
-def _replace(new: Path, path: Path) -> None:
-    if path.is_dir():
+class NewFile:
+    """A file that takes the place of what is there when it is whole; until then that stays.
+
+    What is no plain file, a pipe say, is written itself.
+
+    Attributes:
+        file: that is written, and can be read and sought unless it is a pipe.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Begin it, beside the path; OSError where that is impossible."""
+        self._path = path.resolve()
+        self._is_beside = self._path.is_file() or not self._path.exists()
+        own = f".{self._path.name}-{secrets.token_hex(4)}"
+        self._written = self._path.with_name(own) if self._is_beside else self._path
+        self.file: BinaryIO = self._written.open("x+b" if self._is_beside else "wb")
+
+    def close(self) -> None:
+        """Put it into its place."""
+        self.file.close()
+        if self._is_beside:
+            self._written.replace(self._path)
+
+    def discard(self) -> None:
+        """Leave what was there."""
+        self.file.close()
+        if self._is_beside:
+            self._written.unlink(missing_ok=True)
+
+
+def replace(new: Path, path: Path, own: str) -> None:
+    """Put a file or directory into the place of what is there.
+
+    Args:
+        new: what is whole now.
+        path: where it is to be.
+        own: a shell pattern of what such a directory has.
+
+    Raises:
+        KprobesError: there is a directory that has something else, too.
+    """
+    if path.is_dir() and not path.is_symlink():
+        other = next((each for each in path.iterdir() if not each.match(own)), None)
+        if other is not None:
+            raise KprobesError(
+                f"{path} has something else in it, {other.name}: it is left as it is"
+            )
         shutil.rmtree(path)
+    elif new.is_dir():
+        path.unlink(missing_ok=True)
     new.replace(path)

@@ -40,6 +40,7 @@ from kprobes.export.charts import (
     readable,
     stacked,
 )
+from kprobes.export.files import NewFile
 from kprobes.model.events import Events
 from kprobes.model.recording import RecordedKernel
 from kprobes.model.resolved import Storage
@@ -77,8 +78,7 @@ class HtmlFile:
 
     def __init__(self, path: Path, kernel: RecordedKernel, source: TraceSource) -> None:
         """Begin the file; OSError where that is impossible."""
-        self._path, self._kernel = path, kernel
-        self._file = path.open("wb")
+        self._new, self._kernel = NewFile(path), kernel
         self._summary = RecordingSummary(source)
 
     def write(self, events: Events) -> None:
@@ -91,14 +91,13 @@ class HtmlFile:
 
     def close(self) -> None:
         """Write the page."""
-        with self._file:
-            self._summary.statistics.finish()
-            self._file.write(_Page(self._kernel, self._summary).text().encode())
+        self._summary.statistics.finish()
+        self._new.file.write(_Page(self._kernel, self._summary).text().encode())
+        self._new.close()
 
     def discard(self) -> None:
         """Leave nothing behind of what was begun."""
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+        self._new.discard()
 
 
 class _Cell(Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
     TrackEvent,
 )
 
+from kprobes.export.files import NewFile
 from kprobes.model.definition import TGID
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.recording import RecordedKernel
@@ -126,9 +127,8 @@ class PerfettoFile:
 
     def __init__(self, path: Path, kernel: RecordedKernel, source: TraceSource) -> None:
         """Begin the file; OSError where that is impossible."""
-        self._path, self._kernel = path, kernel
-        self._file = path.open("wb")
-        self._packets = _Packets(self._file)
+        self._new, self._kernel = NewFile(path), kernel
+        self._packets = _Packets(self._new.file)
         self._tracks = _Tracks(self._packets)
         self._values = _Values(self._packets, source)
         self._calls = _Calls()
@@ -169,12 +169,11 @@ class PerfettoFile:
             self._mark_lost(0)
         self._give_up_calls()
         self._packets.flush()
-        self._file.close()
+        self._new.close()
 
     def discard(self) -> None:
         """Leave nothing behind of what was begun."""
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+        self._new.discard()
 
     def _begin(self, ts: int) -> None:
         packet = self._packets.add(ts)

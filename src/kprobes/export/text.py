@@ -4,6 +4,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from kprobes.export.files import NewFile
 from kprobes.model.events import Events
 from kprobes.model.recording import RecordedKernel
 from kprobes.sinks import FORMATS
@@ -16,10 +17,9 @@ class _File:
     def __init__(self, path: Path, kernel: RecordedKernel, source: TraceSource) -> None:
         """Begin the file; OSError where that is impossible."""
         del kernel
-        self._path = path
-        self._file = path.open("w+b")
+        self._new = NewFile(path)
         # Each boot has a file of its own.
-        self._sink = FORMATS[self.form](self._file, replace(source, is_rebooted=False))
+        self._sink = FORMATS[self.form](self._new.file, replace(source, is_rebooted=False))
 
     def write(self, events: Events) -> None:
         """Take events, oldest first."""
@@ -31,12 +31,11 @@ class _File:
     def close(self) -> None:
         """Finish what was written."""
         self._sink.close()
-        self._file.close()
+        self._new.close()
 
     def discard(self) -> None:
         """Leave nothing behind of what was begun."""
-        self._file.close()
-        self._path.unlink(missing_ok=True)
+        self._new.discard()
 
 
 class TextFile(_File):

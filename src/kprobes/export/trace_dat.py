@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from kprobes.errors import FormatError
 from kprobes.export import Peer, drift_of
+from kprobes.export.files import replace
 from kprobes.export.kernel_records import KernelEvent, KernelRecords
 from kprobes.formats import trace_dat
 from kprobes.formats.ring_page import HEADER_EVENT, PAGE, WORD, PageData, encode_pages, header_page
@@ -298,11 +299,7 @@ class TraceDatFiles:
     def close(self) -> None:
         """Put the directory in the place of what was there."""
         self._directory.chmod(0o755)
-        if self._path.is_dir():
-            shutil.rmtree(self._path)
-        else:
-            self._path.unlink(missing_ok=True)
-        self._directory.replace(self._path)
+        replace(self._directory, self._path, "*.dat")
 
     def discard(self) -> None:
         """Leave nothing behind of what was begun."""

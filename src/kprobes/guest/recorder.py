@@ -40,6 +40,8 @@ _STANDS = (
 )
 _LATE_SHARE = 8
 """Of the rings: where a look finds more than this part of them full, it is compressed in haste."""
+_LOOKS = 16
+"""At the rings, at most, one right after the other."""
 _PARTS = (
     "the counters of the guest's CPUs differ: time stamps of different CPUs cannot be compared. "
     "`--clock local` or `x86-tsc` shows each CPU's own time"
@@ -114,6 +116,7 @@ class Recorder:
         self.is_stopped, self._snapshots = False, 0
         # The guest is never read under the lock: who drains may have it stopped, and wait for that.
         before = self._totals()
+        self._lost_before = [reader.lost for reader in self._readers]
         with self._lock:
             self._merger = Merger()
             self._recorded.clear()
@@ -170,8 +173,10 @@ class Recorder:
             events = self._merger.push(self._read())
         else:
             events = NO_EVENTS
-            while self._keep(writer):
-                pass
+            # As often as the guest fills the rings meanwhile; but who ends it waits for this.
+            for _ in range(_LOOKS):
+                if not self._keep(writer):
+                    break
             if snapshots != self._snapshots:
                 writer.ask()
         self.is_stopped, self._snapshots = is_stopped, snapshots
@@ -288,7 +293,8 @@ class Recorder:
         with self._lock:
             ignored = tuple(sorted(self._ignored))
         if layouts or size:
-            lost = tuple(reader.lost for reader in self._readers)
+            pairs = zip(self._readers, self._lost_before, strict=True)
+            lost = tuple(reader.lost - before for reader, before in pairs)
             real_ns = time.time_ns()
             writer.write_round(
                 layouts,

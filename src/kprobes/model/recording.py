@@ -101,6 +101,8 @@ class RecordedRound(Struct, frozen=True, kw_only=True):
             made after that.
         real_ns: when the look was over, likewise.
         lost: of each ring, records that were dropped so far because it was full.
+        new_lost: those since the round before, whatever file that is in; None in older files,
+            where ``lost`` tells.
         ignored: numbers of events whose records in it are not to be shown.
     """
 
@@ -108,6 +110,7 @@ class RecordedRound(Struct, frozen=True, kw_only=True):
     real_ns: int
     lost: tuple[int, ...]
     ignored: tuple[int, ...] = ()
+    new_lost: tuple[int, ...] | None = None
 
 
 class RecordingEnd(Struct, frozen=True, kw_only=True):
