@@ -151,6 +151,29 @@ def test_a_file_of_nothing_but_markers_takes_a_moment() -> None:
     assert time.process_time() - began < 30
 
 
+def _of_event(**changes: Any) -> bytes:
+    layout = replace(next(each for each in LAYOUTS if each.is_dynamic), **changes)
+    return pack(FrameKind.EVENTS, RecordedEvents(layouts=(layout,)))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        _of_event(is_dynamic=False),
+        _of_event(event="a\0b"),
+        pack(FrameKind.ROUND, RecordedRound(since_ns=-(1 << 63), real_ns=9, lost=(0, 0))),
+        pack(FrameKind.ROUND, RecordedRound(since_ns=0, real_ns=(1 << 64) - 1, lost=(0, 0))),
+        pack(FrameKind.ROUND, RecordedRound(since_ns=0, real_ns=9, lost=((1 << 64) - 1, 0))),
+        pack(FrameKind.ROUND, RecordedRound(since_ns=0, real_ns=9, lost=(0,), new_lost=(-1,))),
+    ],
+)
+def test_what_no_writer_has_written_is_refused(frame: bytes) -> None:
+    whole = record(100, every=20).end()
+
+    with pytest.raises(FormatError, match=r"a recording with .* that cannot be"):
+        read(whole + frame)
+
+
 def test_only_events_of_probes_are_in_a_recording() -> None:
     # What is printed by a print fmt is of trace-cmd's files: here it could be of any columns.
     event = RecordedEvents(layouts=(replace(LAYOUTS[0], print_fmt='"%d", REC->a0'),))

@@ -47,7 +47,7 @@ from kprobes.model.recording import (
     RecordingEnd,
     SymbolPart,
 )
-from kprobes.model.resolved import RecordLayout
+from kprobes.model.resolved import RecordLayout, Storage
 from kprobes.ring.chunk import POSITION_MASK, Chunk, Decoded, Shapes
 from kprobes.ring.ftrace import PID_LIMIT, HostDecoded, TaskNames
 from kprobes.ring.ftrace_pages import PageDecoder, shapes_of
@@ -58,6 +58,8 @@ from kprobes.timeline import Bounds
 
 _NO_SYMBOLS = SymbolPart(module="", addrs=b"", types=b"", names=b"\0", ranges=())
 _MAX_CPUS = 1 << 13
+_MOST = 1 << 62
+"""Of a count, and of a time in ns: what no machine comes to."""
 _MAX_PAGE = 1 << 24
 _PAGE_HEAD = 10
 """Bytes of a page's CPU and of what is skipped of it."""
@@ -369,6 +371,9 @@ class Recording:
 
     def _add(self, layout: RecordLayout) -> None:
         _check_layout(layout)
+        has_dynamic = any(e.storage in (Storage.STRING, Storage.STACK) for e in layout.fields)
+        if has_dynamic and not layout.is_dynamic:
+            raise FormatError("a recording with an event that cannot be")
         with _as_format_errors("a recording with an event that cannot be"):
             self._shapes.add(layout)
 
@@ -421,7 +426,8 @@ class Recording:
 
     def _round(self, end: RecordedRound) -> Events:
         before, lost = self._next_lost, end.lost if end.new_lost is None else end.new_lost
-        if len(lost) > _MAX_CPUS or min(lost, default=0) < 0 or len(before) > len(lost):
+        is_sound = len(before) <= len(lost) <= _MAX_CPUS and all(0 <= n <= _MOST for n in lost)
+        if not (is_sound and 0 <= end.since_ns <= _MOST and 0 <= end.real_ns <= _MOST):
             raise FormatError("a recording with a round that cannot be")
         before += (0,) * (len(lost) - len(before))
         self._note_times(end)
@@ -457,7 +463,8 @@ class Recording:
             of_host, self._host_found = self._host_found, []
             return self._counted(self._pages.push(of_host))
         found, self._found = self._found, []
-        return self._counted(self._merger.push(found))
+        with _as_format_errors("a recording with records that cannot be"):
+            return self._counted(self._merger.push(found))
 
     def _counted(self, events: Events) -> Events:
         for batch in events.batches:
@@ -468,6 +475,8 @@ class Recording:
 def _check_layout(layout: RecordLayout) -> None:
     if layout.print_fmt:
         raise FormatError("a recording with an event that is not of a probe")
+    if "\0" in layout.event + layout.group:
+        raise FormatError("a recording with an event that cannot be")
 
 
 @contextmanager

@@ -119,7 +119,11 @@ def test_who_reads_no_answers_keeps_nobody_waiting(
     # Pipes of a shell's, which block.
     (words, told), (heard, answers) = os.pipe(), os.pipe()
     control = Control(f"fd:{words},{answers}", session)
-    monkeypatch.setattr(control, "answer", lambda _: ["x" * 1_000_000, "ack"])
+
+    def much(line: str) -> list[str]:
+        return [line * 500_000, "ack"]
+
+    monkeypatch.setattr(control, "answer", much)
     control.start()
     os.write(told, b"op\n")
     assert select.select([heard], [], [], 5)[0]

@@ -1,7 +1,7 @@
 """``kprobe report``: print what a recording has, as ``kprobe trace`` would have printed it."""
 
 import argparse
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -150,7 +150,7 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 def _time(text: str) -> int:
     try:
         ns = int(Decimal(text) * _NS_PER_S)
-    except (InvalidOperation, OverflowError, ValueError):
+    except (ArithmeticError, ValueError):
         ns = -1
     if not 0 <= ns <= _U64:
         raise argparse.ArgumentTypeError(f"invalid time: {text!r} (use seconds: 12.5)")

@@ -93,7 +93,8 @@ class Columns:
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             raise UsageError(f"{field.name} has no one type in all functions: {error}") from error
         if field.type == "symbol":
-            found[f"{field.name}_sym"] = self._symbols(values, bad)
+            # Another field may be called so.
+            found[base_name(f"{field.name}_sym", chosen.fields)] = self._symbols(values, bad)
         return found
 
     def _symbols(self, addrs: Column, bad: Mask | None) -> Array:

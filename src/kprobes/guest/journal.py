@@ -206,7 +206,7 @@ class Journal:
         who = {"pid": pid, "started": process_start(pid), "mark": journal.mark.hex()}
         journal._head = line_of({"version": _VERSION, "target": target, **who})
         journal._replace(b"", is_synced=True)
-        with journal._told():
+        with journal._as_state_errors():
             _sync_directory(folder)
         return journal
 
@@ -356,7 +356,7 @@ class Journal:
     def _replace(self, lines: bytes, *, is_synced: bool) -> None:
         # In one step: a journal without its first lines would help nobody.
         new = self.path.with_suffix(".new")
-        with self._lock, self._told():
+        with self._lock, self._as_state_errors():
             with directories.create_own(new) as file:
                 file.write(self._head + lines)
                 if is_synced:
@@ -365,7 +365,7 @@ class Journal:
             new.replace(self.path)
 
     def _append(self, line: bytes, *, is_synced: bool) -> None:
-        with self._lock, self._told(), self.path.open("ab", buffering=0) as file:
+        with self._lock, self._as_state_errors(), self.path.open("ab", buffering=0) as file:
             begin, rest = file.seek(0, os.SEEK_END), memoryview(line)
             try:
                 while rest:
@@ -378,7 +378,7 @@ class Journal:
                 raise
 
     @contextmanager
-    def _told(self) -> Generator[None]:
+    def _as_state_errors(self) -> Generator[None]:
         try:
             yield
         except OSError as error:

@@ -206,7 +206,7 @@ class HostDriver:
         if self._is_on and self._changing.acquire(blocking=False):
             try:
                 with _telling_of_others():
-                    self._triggers.look()
+                    self._triggers.check_stop()
             finally:
                 self._changing.release()
         return self._triggers.has_stopped

@@ -132,7 +132,7 @@ class HostTriggers:
         """Whether a trigger ``stop`` was seen in this recording, or the last one."""
         return self._has_stopped
 
-    def look(self) -> None:
+    def check_stop(self) -> None:
         """See whether a trigger ``stop`` has been there; called often.
 
         Raises:

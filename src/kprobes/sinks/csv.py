@@ -48,6 +48,7 @@ class CsvSink:
         self._out = out
         self._names = Names(source)
         self._version = source.version
+        self._is_rebooted = source.is_rebooted
         self._layout: RecordLayout | None = None
 
     def write(self, events: Events) -> None:
@@ -86,7 +87,8 @@ class CsvSink:
     def _begin(self, layout: RecordLayout) -> None:
         if self._layout is None:
             self._layout = layout
-            self._out.write(header_line(layout))
+            if not self._is_rebooted:
+                self._out.write(header_line(layout))
         elif header_of(self._layout) != header_of(layout):
             raise UsageError(_SEVERAL.format(self._layout.event, layout.event))
 

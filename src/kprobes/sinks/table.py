@@ -81,7 +81,8 @@ class TableSink:
             texts = listed(form, columns, count)
             is_number = field.storage in (Storage.NUMBER, Storage.DURATION)
             is_right = is_number and field.type not in _TEXTUAL and field.count is None
-            yield field.name, str.rjust if is_right else str.ljust, list(map(_text, texts))
+            name = f"arg.{field.name}" if field.name in _OWN else field.name
+            yield name, str.rjust if is_right else str.ljust, list(map(_text, texts))
 
     def _times(self, batch: Batch) -> list[str]:
         if not self._has_ns:
