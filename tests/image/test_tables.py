@@ -299,3 +299,18 @@ def test_what_was_found_is_not_missing() -> None:
     memory.pieces[DATA + 0x300] = struct.pack("<QQ", DATA + 0x300, DATA + 0x300)
 
     assert read_tables(memory, make_kernel(symbols)).missing == ""
+
+
+@pytest.mark.parametrize("is_alone", [True, False, None])
+def test_a_kernel_that_began_with_one_cpu_gives_its_locks_back(*, is_alone: bool | None) -> None:
+    memory, symbols = running()
+    locks = relative(DATA + 0x400, [(G + 7,), (F + 20,)], 1)
+    symbols += array(memory, ("__smp_locks", "__smp_locks_end"), DATA + 0x400, locks)
+    symbols.append(symbol("uniproc_patched", DATA + 0x500, type="b"))
+    if is_alone is not None:
+        memory.pieces[DATA + 0x500] = bytes([is_alone])
+
+    found = read_tables(memory, make_kernel(symbols))
+
+    # Where it is not in a file, it is not set.
+    assert found.alternatives == (((F + 20, F + 21), (G + 7, G + 8)) if is_alone else ())

@@ -186,5 +186,5 @@ def reserved_place(start: int, stop: int, tables: TextTables) -> str | None:
         return "the exception table repairs its faults, and knows it by its address"
     last = bisect.bisect_left(tables.alternatives, (stop,)) - 1
     if last >= 0 and start < tables.alternatives[last][1]:
-        return "it is an alternative, which boot rewrites"
+        return "it is an alternative, which the kernel rewrites"
     return None

@@ -29,6 +29,7 @@ from kprobes.image.tables import (
     Table,
     annexes,
     disjoint,
+    locks,
     missing,
     names_in,
     read_tables,
@@ -47,7 +48,6 @@ _NEEDED = {
         what="its alternatives", functions=("apply_alternatives_all", "alternative_instructions")
     ),
 }
-_LOCKS = Table(start="__smp_locks", stop="__smp_locks_end", words=1, columns=1)
 _JUMP, _JUMP_SIZE = 0xE9, 5
 _SIZES = (12, 14)
 """Of struct alt_instr: before and since 6.3."""
@@ -71,7 +71,7 @@ def read_image_tables(memory: Memory, kernel: Kernel) -> TextTables:
     return replace(
         kept,
         missing=missing(kernel, _NEEDED),
-        alternatives=tuple(sorted([*rewritten, *_locks(memory, kernel)])),
+        alternatives=tuple(sorted([*rewritten, *locks(memory, kernel)])),
         replacements=_replacements(found),
         annexes={**kept.annexes, **annexes(memory, _detours(memory, kernel, found))},
         forbidden=disjoint([*kept.forbidden, *barred]),
@@ -147,11 +147,6 @@ def _alternative_size(kernel: Kernel) -> int:
     if size in _SIZES:
         return size
     return _SIZES[kernel.version >= (6, 3)]
-
-
-def _locks(memory: Memory, kernel: Kernel) -> Iterator[tuple[int, int]]:
-    for place in relative(memory, kernel, _LOCKS)[0].tolist():
-        yield place, place + 1
 
 
 def _blacklist(memory: Memory, kernel: Kernel) -> Iterator[Forbidden]:

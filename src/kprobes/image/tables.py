@@ -18,6 +18,7 @@ module whose tables do not read can carry no probe but at its ftrace sites.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
 import numpy as np
 from msgspec import Struct
@@ -109,6 +110,7 @@ JUMP_LABELS = Table(start="__start___jump_table", stop="__stop___jump_table", wo
 STATIC_CALLS = Table(
     start="__start_static_call_sites", stop="__stop_static_call_sites", words=2, columns=1
 )
+_LOCKS = Table(start="__smp_locks", stop="__smp_locks_end", words=1, columns=1)
 MCOUNT = Table(
     start="__start_mcount_loc", stop="__stop_mcount_loc", words=2, columns=0, is_absolute=True
 )
@@ -323,9 +325,30 @@ def read_tables(memory: Memory, kernel: Kernel, *, ftrace: Iterable[int] = ()) -
         indirect=frozenset(_matching(kernel, known.indirect)),
         no_return=frozenset(_named(kernel, known.no_return)),
         has_jump_tables=kernel.symbols.find(known.without_jump_tables) is None,
+        alternatives=tuple(sorted(_later_locks(memory, kernel))),
         has_landing_pads=known.has_landing_pads(memory.read, sites),
         missing=missing(kernel, _NEEDED),
     )
+
+
+def locks(memory: Memory, kernel: Kernel) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of prefixes that a kernel with one CPU does without.
+
+    Raises:
+        TargetError: their table cannot be.
+    """
+    for place in relative(memory, kernel, _LOCKS)[0].tolist():
+        yield place, place + 1
+
+
+def _later_locks(memory: Memory, kernel: Kernel) -> Iterable[tuple[int, int]]:
+    # alternatives_enable_smp() of arch/x86/kernel/alternative.c puts them back, where nothing else
+    # stands, when a kernel that has begun with one CPU gets another.
+    flag = kernel.symbols.find("uniproc_patched")
+    with suppress(MemoryFault):
+        if flag is not None and any(memory.read(flag.addr, 1)):
+            return locks(memory, kernel)
+    return ()
 
 
 def missing(kernel: Kernel, needed: Mapping[str, Needed]) -> str:

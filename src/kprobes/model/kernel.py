@@ -141,7 +141,8 @@ class TextTables(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         static_calls: instructions that the kernel points elsewhere while it runs.
         ftrace: sites of the kernel's function tracer.
         pointers: where it keeps eight bytes in front of functions, each an ftrace_ops' address.
-        alternatives: (start, stop) of text that boot still rewrites: in images only.
+        alternatives: (start, stop) of text that is still rewritten: in images at boot; of a kernel
+            that has begun with one CPU the prefixes that come back with a second one.
         replacements: by such text's start: each code that boot may put there, where it is linked,
             and the first address after the text.
         annexes: by address, code elsewhere that functions run as part of themselves: repairs of
