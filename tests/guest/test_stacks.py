@@ -251,6 +251,31 @@ def test_who_is_queued_is_told_by_a_byte_and_may_be_anybody_where_that_is_not_kn
     assert _is_inside(replace(guest, kernel=kernel)) == is_inside
 
 
+IRQ_STACKS, NMI_STACK = DATA + 0x4_0000, DATA + 0x5_0000
+WITH_IRQ_STACKS = make_kernel([*SYMBOLS, symbol("hardirq_stack_ptr", CURRENT + 16)], types=MEMBERS)
+
+
+@pytest.mark.parametrize(
+    ("sp", "at", "is_inside"),
+    [
+        # In an NMI that came in an interrupt: where that returns to is on its stack.
+        (NMI_STACK + 64, 0x3F00, True),
+        (NMI_STACK + 64, 0x10, True),
+        # In the interrupt itself what is below is dead.
+        (IRQ_STACKS + SIZE + 0x3F80, 0x3F00, False),
+        (IRQ_STACKS + SIZE + 0x3E80, 0x3F00, True),
+    ],
+)
+def test_what_an_nmi_has_interrupted_is_seen(sp: int, at: int, *, is_inside: bool) -> None:
+    guest, vcpus, memory = _guest()
+    for cpu, base in enumerate(PERCPU):
+        memory.set_u64(base + CURRENT + 16, IRQ_STACKS + SIZE * (cpu + 1) - 8)
+    vcpus.all[1]["rsp"], vcpus.all[2]["rsp"] = _stack(0) + SIZE - 64, sp
+    memory.set_u64(IRQ_STACKS + SIZE + at, CODE + 5)
+
+    assert _is_inside(replace(guest, kernel=WITH_IRQ_STACKS)) == is_inside
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("at", [0, 8, SIZE - 8])
 def test_what_a_call_has_left_on_the_stack_of_a_task_that_sleeps_says_nothing(

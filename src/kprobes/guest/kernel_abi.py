@@ -4,6 +4,7 @@ Where no register has the running task: up to 6.1 ``current_task`` and ``__preem
 per-CPU symbols, in 6.12 members of ``pcpu_hot``, in 7.2 symbols again.
 """
 
+from collections.abc import Iterator
 from functools import partial
 
 from kprobes.arch.registry import machine
@@ -12,7 +13,7 @@ from kprobes.guest.guest import GuestMemory
 from kprobes.model.abi import WALK_STACK, WALK_USER_STACK, Readers, TaskAbi
 from kprobes.model.kernel import Kernel, Types, place_of
 from kprobes.sinks.names import TraceSource
-from kprobes.units import Addr
+from kprobes.units import U64, Addr
 
 _MAX_CPUS = 1024
 _KASAN = ("__asan_load8_noabort", "__hwasan_load8_noabort")
@@ -107,6 +108,21 @@ def possible_cpus(memory: GuestMemory, kernel: Kernel) -> int | None:
         return len(per_cpu_bases(memory, kernel))
     except (TargetError, MemoryFault):
         return None
+
+
+def irq_stacks(memory: GuestMemory, kernel: Kernel) -> Iterator[int]:
+    """Yield where each CPU's interrupt stack begins, from above; none where that is not known.
+
+    On x86-64 it is eight bytes below: irq_init_percpu_vars() of arch/x86/kernel/irq_64.c.
+    """
+    try:
+        place = _per_cpu(kernel, "hardirq_stack_ptr")
+    except (TargetError, UnknownTypeError):
+        return
+    for base in per_cpu_bases(memory, kernel):
+        top = memory.u64((base + place) & U64)
+        if top:
+            yield top + 8
 
 
 def _per_cpu(kernel: Kernel, symbol: str, member: str | None = None) -> int:

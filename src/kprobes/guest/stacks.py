@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from kprobes.arch.registry import machine
 from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
 from kprobes.guest.guest import Guest, GuestMemory, remembering
-from kprobes.guest.kernel_abi import first_of, per_cpu_bases, task_abi
+from kprobes.guest.kernel_abi import first_of, irq_stacks, per_cpu_bases, task_abi
 from kprobes.model.kernel import Kernel
 from kprobes.model.plan import (
     INSTANCE_CALLER,
@@ -255,6 +255,7 @@ def _live(
         # after the first one's the kernel's data, which knows where modules, and so we, lie.
         base = pointer & -size
         yield _Stack(pointer, (base if base in bases.values() else pointer) + size, True)
+    yield from _interrupted(guest, memory, [p for p in pointers if p & -size not in bases.values()])
     # A CPU in an interrupt, on another stack, has left its task's somewhere in the middle.
     left = running if standing - set(bases.values()) else set[int]()
     for task, base in bases.items():
@@ -263,6 +264,16 @@ def _live(
             is_running = task in left
             first = sp if not is_running and base <= sp < base + size else base
             yield _Stack(first, base + size, is_running, is_queued(task))
+
+
+def _interrupted(guest: Guest, memory: GuestMemory, pointers: Sequence[int]) -> Iterator[_Stack]:
+    # A CPU in an NMI, on a stack of its own, may have left an interrupt's somewhere.
+    if not pointers or guest.arch.machine.task.register is not None:
+        return
+    stacks = [(top - guest.arch.thread_size, top) for top in irq_stacks(memory, guest.kernel)]
+    if all(any(start <= each < stop for start, stop in stacks) for each in pointers):
+        return
+    yield from (_Stack(start, stop, True) for start, stop in stacks)
 
 
 def _queue(memory: GuestMemory, kernel: Kernel) -> Callable[[int], bool]:
