@@ -102,6 +102,7 @@ def test_a_change_that_is_refused_leaves_tracing_off_and_counts_used_up(
 def test_counts_are_whole_once(memory: GuestMemory, words: TriggerWords) -> None:
     first = trigger("traceoff:5", 1)
     words.add(wanted(first, trigger("stop", 2)))
+    words.soft_enable(wanted(first, trigger("stop", 2)))
     memory.write(DATA + _LEFT + 8, bytes([3]))
 
     second, fourth, ninth = trigger("stop", 2), trigger("traceon:7", 4), trigger("stop", 9)
@@ -110,7 +111,11 @@ def test_counts_are_whole_once(memory: GuestMemory, words: TriggerWords) -> None
     assert words.left([first, second, fourth, ninth]) == {1: 3, 2: 0, 4: 7}
     # What is left is known when the recording has ended, until the next one begins.
     words.add(wanted())
+    words.soft_enable(wanted())
     assert words.left([first, fourth]) == {1: 3, 4: 7}
+    # A number that was given again, long afterwards.
+    words.add(wanted(trigger("traceoff:9", 1)))
+    assert words.left([first]) == {1: 9}
     words.begin(tracing_on=True)
     words.add(wanted(first))
     assert words.left([first, fourth]) == {1: 5}

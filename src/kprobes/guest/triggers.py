@@ -30,13 +30,16 @@ class TriggerWords:
         """Find its pages; all of it is zero."""
         self.addr = addr
         self._data = MappedRange(memory, addr, WORDS_SIZE)
+        # Triggers whose count is there, of this recording; and those that it has now.
         self._counted: set[int] = set()
+        self._present: set[int] = set()
         self._soft_enables: dict[int, SoftEnable] = {}
         self._checks_tracing_on = False
 
     def begin(self, *, tracing_on: bool) -> None:
         """Begin a recording, while nothing is armed: all counts are whole again."""
-        self._counted, self._soft_enables, self._checks_tracing_on = set(), {}, True
+        self._counted, self._present = set(), set()
+        self._soft_enables, self._checks_tracing_on = {}, True
         self._data.write(0, bytes(WORDS_SIZE))
         self._data.set_u64(WORD_TRACING_ON, int(tracing_on))
 
@@ -47,7 +50,7 @@ class TriggerWords:
             # Whatever a trigger left there that was taken away: it was on again since.
             self._data.set_u64(WORD_TRACING_ON, 1)
         for each in triggers:
-            if each.number not in self._counted:
+            if each.number not in self._counted & self._present:
                 self._data.set_u64(left_offset(each.number), each.count or 0)
         # Of those that go the count stays: it is asked for, and a change may be refused.
         self._counted |= {each.number for each in triggers}
@@ -58,6 +61,7 @@ class TriggerWords:
     def soft_enable(self, wanted: Wanted) -> None:
         """Enable and disable events whose state has changed otherwise than by triggers."""
         self._checks_tracing_on = wanted.checks_tracing_on
+        self._present = {each.number for each in wanted.triggers}
         found = wanted.soft_enables
         self._set({n: each for n, each in found.items() if self._soft_enables.get(n) != each})
         self._soft_enables = dict(found)
