@@ -1,19 +1,24 @@
+# pyright: reportPrivateUsage=false
 """Recordings in several files, and of which the end is kept: each file is whole."""
 
+import io
 import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from kprobes import recording_writer
 from kprobes.cli.main import main
 from kprobes.errors import KprobesError
 from kprobes.formats.recording import FrameKind
-from kprobes.model.events import NO_COUNTS
-from kprobes.model.recording import RecordingEnd
+from kprobes.model.events import NO_COUNTS, Pages
+from kprobes.model.recording import RecordedInstance, RecordedRound, RecordingEnd
 from kprobes.open_recording import opened_recording
+from kprobes.recording import _decoded, _Frames
 from kprobes.recording_files import RotatingWriter, SnapshotWriter, folded
 from kprobes.recording_writer import RecordingWriter
 from tests.build.recorded import KERNEL, LAYOUTS, SYMBOLS, Recorded, hits, printed, text_of
@@ -216,3 +221,34 @@ def test_each_file_has_what_was_lost_in_it(tmp_path: Path, kind: str) -> None:
     in_all = recorded.rings[0].lost
     assert sum(lost) == in_all if kind == "rotated" else 0 < sum(lost) < in_all
     assert len(lost) == (4 if kind == "rotated" else 1)
+
+
+@pytest.mark.parametrize("kind", ["rotated", "snapshot"])
+def test_a_later_file_has_the_names_that_tasks_have_then(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, names = tmp_path / "x.rec", {7: b"now", 8: b"new"}
+    monkeypatch.setattr(recording_writer, "running_comms", lambda: names)
+    writer: RecordingWriter = RotatingWriter(path, most=1)
+    if kind == "snapshot":
+        writer.close()
+        writer = SnapshotWriter(path, most=1, report=lambda _: None)
+    writer.begin(KERNEL, SYMBOLS)
+    instance = RecordedInstance(
+        page_size=4096, page_data=16, page_commit=8, namings=(), comms={7: b"old", 9: b"gone"}
+    )
+    writer.write_instance(instance)
+    for number in range(3):
+        page = Pages(
+            data=np.full((1, 4096), number, np.uint8),
+            cpu=np.zeros(1, np.uint16),
+            skips=np.zeros(1, np.int64),
+        )
+        end = RecordedRound(since_ns=0, real_ns=number, lost=(0,))
+        writer.write_pages((), [page], end)
+    writer.close()
+
+    last = files_of(tmp_path)[-1].read_bytes()
+    (found,) = (frame for kind, frame in _Frames(io.BytesIO(last)) if kind == FrameKind.INSTANCE)
+
+    assert _decoded(found, RecordedInstance).comms == {7: b"now", 8: b"new", 9: b"gone"}

@@ -26,12 +26,16 @@ from kprobes.recording_writer import (
 
 def folded(before: Sequence[Needed], more: Sequence[Needed]) -> list[Needed]:
     """Return the frames that records need after some more of them; neither is changed."""
-    found = list(before)
+    found: list[Needed] = list(before)
     for kind, frame in more:
         if kind == FrameKind.KERNEL:
             found.clear()
         elif kind == FrameKind.CLOCK:
             found = [each for each in found if each[0] != kind]
+        elif kind == FrameKind.INSTANCE and kind in {known for known, _ in found}:
+            # Its events stand behind it.
+            found = [(kind, frame) if known == kind else (known, own) for known, own in found]
+            continue
         found.append((kind, frame))
     return found
 
@@ -93,6 +97,7 @@ class RotatingWriter(FileWriter):
 
     def _rotate(self) -> None:
         self._number += 1
+        self._needed = folded(self._needed, self._renewed())
         path = self._path.with_suffix(f".{self._number}{self._path.suffix}")
         self._append(pack_frame(FrameKind.CONTINUED, os.fsencode(path.name)))
         sync(self._file)
@@ -197,6 +202,8 @@ class SnapshotWriter(RecordingWriter):
     def _write(self) -> None:
         with self._lock:
             needed, parts = self._base, list(chain.from_iterable(self._kept))
+        if any(kind == FrameKind.INSTANCE for kind, _ in needed):
+            needed = folded(needed, self._renewed())
         frames = [frame for _, frame in needed]
         for more, data in parts:
             frames += [*(frame for _, frame in more), data]

@@ -48,6 +48,7 @@ from kprobes.model.recording import (
 from kprobes.model.resolved import RecordLayout
 from kprobes.ring.chunk import Committed
 from kprobes.sinks.names import TraceSource
+from kprobes.transport.tracefs import running_comms
 
 _LEVEL, _FAST_LEVEL = 3, -5
 """Of zstd's compression. Even in haste: to write all of it takes longer than the fast one does."""
@@ -77,6 +78,7 @@ class RecordingWriter(ABC):
         self._clock: ClockValue | None = None
         self._symbols: Symbols | None = None
         self._lost: tuple[int, ...] = ()
+        self._instance: RecordedInstance | None = None
 
     def begin(self, kernel: RecordedKernel, symbols: Symbols) -> None:
         """Have what follows be events of a kernel; errors as for ``write_round``.
@@ -140,7 +142,15 @@ class RecordingWriter(ABC):
 
     def write_instance(self, instance: RecordedInstance) -> None:
         """Have what follows be pages of a tracing instance; errors as for ``write_round``."""
+        self._instance = instance
         self._put([_needed(FrameKind.INSTANCE, instance)], b"")
+
+    def _renewed(self) -> list[Needed]:
+        # The instance with the names that tasks have now: what told of them is in another file.
+        if self._instance is None or not self._instance.comms:
+            return []
+        comms = {**self._instance.comms, **running_comms()}
+        return [_needed(FrameKind.INSTANCE, replace(self._instance, comms=comms))]
 
     def write_pages(
         self,
