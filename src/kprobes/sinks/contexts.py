@@ -77,7 +77,7 @@ class Keys:
         self._known = np.empty((_ROOM, words), np.uint64)
         self._count = 0
         # Python's way to find them, and C's, which comes with the first rows that are worth it.
-        self._codes: dict[bytes, int] = {}
+        self._codes = _Codes(self._add)
         self._slots: NDArray[np.uint32] | None = None
 
     def __len__(self) -> int:
@@ -100,20 +100,18 @@ class Keys:
     def _by_python(self, rows: NDArray[np.uint64]) -> NDArray[np.int32]:
         begins = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1
         if len(begins) > len(rows) // _RUN:
-            return np.fromiter(map(self._code, _as_bytes(rows)), np.int32, len(rows))
+            return np.fromiter(map(self._codes.__getitem__, _as_bytes(rows)), np.int32, len(rows))
         begins = np.concatenate([[0], begins])[: len(rows)]
-        codes = np.fromiter(map(self._code, _as_bytes(rows[begins])), np.int32, len(begins))
+        keys = _as_bytes(rows[begins])
+        codes = np.fromiter(map(self._codes.__getitem__, keys), np.int32, len(begins))
         return codes.repeat(np.diff(begins, append=len(rows)))
 
-    def _code(self, key: bytes) -> int:
-        code = self._codes.get(key)
-        if code is None:
-            if self._count == len(self._known):
-                self._grow()
-            code = self._codes[key] = self._count
-            self._known[code] = np.frombuffer(key, np.uint64)
-            self._count += 1
-        return code
+    def _add(self, key: bytes) -> int:
+        if self._count == len(self._known):
+            self._grow()
+        self._known[self._count] = np.frombuffer(key, np.uint64)
+        self._count += 1
+        return self._count - 1
 
     def _by_c(self, rows: NDArray[np.uint64]) -> NDArray[np.int32]:
         rows, codes, done = np.ascontiguousarray(rows), np.empty(len(rows), np.int32), 0
@@ -142,6 +140,17 @@ class Keys:
         known, self._count = self.known, 0
         self._slots = np.zeros(2 * len(self._known), np.uint32)
         self._code_from(known, np.empty(len(known), np.int32))
+
+
+class _Codes(dict[bytes, int]):
+    # Found in half of the time of a function's call.
+    def __init__(self, add: Callable[[bytes], int]) -> None:
+        super().__init__()
+        self._add = add
+
+    def __missing__(self, key: bytes) -> int:
+        code = self[key] = self._add(key)
+        return code
 
 
 def _as_bytes(rows: NDArray[np.uint64]) -> list[bytes]:
