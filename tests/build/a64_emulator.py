@@ -2,9 +2,10 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 from unicorn import (
     UC_ARCH_ARM64,
     UC_HOOK_INTR,
@@ -14,6 +15,8 @@ from unicorn import (
     arm64_const,
 )
 from unicorn.unicorn import Uc, UcError
+
+from kprobes.arch.aarch64.insn import Kind
 
 POINTER = 0x4000_0000
 """The middle of the data."""
@@ -46,6 +49,15 @@ class Outcome(Struct, frozen=True):
     writes: tuple[tuple[int, int, int], ...]
     next: int
     fault: str
+
+    def seen_after(self, kind: Kind) -> Self:
+        """Return what the code that comes next may count on.
+
+        Who is called by `blr` finds anything in x16 and x17: linkers may use them on the way.
+        """
+        if kind is not Kind.BLR:
+            return self
+        return replace(self, registers=(*self.registers[:16], 0, 0, *self.registers[18:]))
 
 
 def random_state(rng: random.Random) -> dict[str, int]:
