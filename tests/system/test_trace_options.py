@@ -169,7 +169,7 @@ def plain(text: bytes, ids: Mapping[int, str], *, is_ours: bool, arch: str) -> l
 def entries(text: bytes, ids: Mapping[int, str]) -> list[tuple[int, str]]:
     """Return pid and event of each entry that is printed as its bytes."""
     found: list[tuple[int, str]] = []
-    at = text.rindex(b"|\n") + 2
+    at = text.index(b"|\n") + 2
     while at < len(text):
         pid, cpu, _ = struct.unpack_from("<iiQ", text, at)
         assert cpu < 2
