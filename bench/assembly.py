@@ -1,7 +1,7 @@
 """Assembly text to machine code, through LLVM's own assembler: it needs no other tool."""
 
+from kprobes import llvm
 from kprobes.arch.x86_64.arch import CODE
-from kprobes.codegen import llvm
 from kprobes.codegen.object import read_template
 from kprobes.model.abi import Template
 

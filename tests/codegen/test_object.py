@@ -2,8 +2,8 @@
 
 import pytest
 
+from kprobes import llvm
 from kprobes.arch.x86_64.arch import CODE
-from kprobes.codegen import llvm
 from kprobes.codegen.object import read_template
 from kprobes.errors import FormatError
 from kprobes.model.abi import Field, Template

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from kprobes import llvm
 from kprobes.arch.x86_64.arch import X86_64
-from kprobes.codegen import llvm
 from kprobes.codegen.compile import Form, module_text
 from kprobes.codegen.object import read_template
 from kprobes.model.abi import CPU_SHIFT, MAX_DEPTH, MAX_STRING, PERCPU_SIZE, SLACK, GuestAbi

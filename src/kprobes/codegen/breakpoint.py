@@ -35,7 +35,7 @@ attributes #0 = {{ noredzone nounwind }}
 
 def compile_notifier(arch: Arch) -> bytes:
     """Return the callback's code; it runs at any address."""
-    from kprobes.codegen import llvm
+    from kprobes import llvm
 
     patch, trap = arch.patch, arch.patch.trap
     if trap is None or len(patch.breakpoint) != 1:

@@ -78,7 +78,7 @@ class Form(Struct, frozen=True, kw_only=True):
 
 def load_compiler() -> None:
     """Load LLVM, which takes 60 ms once; another thread can do it beforehand."""
-    from kprobes.codegen import llvm
+    from kprobes import llvm
 
     llvm.initialize()
 
@@ -187,7 +187,7 @@ def compile_form(arch: Arch, abi: GuestAbi, form: Form) -> Template:
         form: the probes.
     """
     source = module_text(arch, abi, form)
-    from kprobes.codegen import llvm
+    from kprobes import llvm
 
     return read_template(llvm.compile_object(source, arch.code), arch.code)
 

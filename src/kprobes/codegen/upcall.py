@@ -36,7 +36,7 @@ def compile_upcall(arch: Arch, abi: GuestAbi, mailbox: Addr, layout: MailboxLayo
         mailbox: where the area is.
         layout: of it.
     """
-    from kprobes.codegen import llvm
+    from kprobes import llvm
 
     source = module_text(arch, abi, mailbox, layout)
     found = llvm.compile_object(source, arch.code)

@@ -9,10 +9,6 @@ import ctypes
 import pkgutil
 from collections.abc import Callable
 from functools import cache
-from typing import Any
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
 
 MANY = 1 << 17
 """Rows of a process from which on our C is worth its compilation."""
@@ -41,9 +37,7 @@ def function(part: str, name: str, words: int) -> Function:
         name: of it.
         words: that it takes.
     """
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_uint64] * words)(
-        _engine(part).get_function_address(name)
-    )
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_uint64] * words)(_loaded(part)(name))
 
 
 def text(part: str) -> str:
@@ -55,23 +49,7 @@ def text(part: str) -> str:
 
 
 @cache
-def _engine(part: str) -> Any:
-    import llvmlite.binding as llvm
+def _loaded(part: str) -> Callable[[str], int]:
+    from kprobes import llvm
 
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    triple = llvm.get_process_triple()
-    module: Any = llvm.parse_assembly(f'target triple = "{triple}"\n{text(part)}\n{_ATTRIBUTES}')
-    module.verify()
-    machine: Any = llvm.Target.from_triple(triple).create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=2,
-        jit=True,
-    )
-    options: Any = llvm.create_pipeline_tuning_options(speed_level=2)
-    builder: Any = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
-    engine: Any = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    return engine
+    return llvm.load(f"{text(part)}\n{_ATTRIBUTES}")
