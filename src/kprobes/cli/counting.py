@@ -27,7 +27,6 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Options of ``kprobe trace`` that what counts has not."""
 _INTERVAL_S = 1.0
-
 _EXTREMES = (".min", ".max")
 
 

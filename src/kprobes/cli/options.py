@@ -486,10 +486,9 @@ def _has_guest_trigger(args: argparse.Namespace) -> bool:
         return False
     from kprobes.lang.trigger import parse_trigger
     from kprobes.model.kernel import version_of
-    from kprobes.model.trigger import OF_HOSTS, OF_TRACING, OWN_TRACING_SINCE
+    from kprobes.model.trigger import of_hosts
 
-    is_old = version_of(os.uname().release) < OWN_TRACING_SINCE
-    known = OF_HOSTS - OF_TRACING if is_old else OF_HOSTS
+    known = of_hosts(version_of(os.uname().release))
     # There they see the hits of every task.
     return args.follow or any(parse_trigger(each).trigger.command not in known for each in given)
 

@@ -22,8 +22,6 @@ from kprobes.model.events import Batch, Events
 from kprobes.model.resolved import RecordLayout
 
 _PLAIN = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
-
-
 _FOLDERS = "event=*"
 
 

@@ -91,11 +91,11 @@ class Recorder:
         self._new: list[RecordLayout] = []
         self._merger = Merger()
         self._recorded: Counter[int] = Counter()
-        # Events whose records are ours no more; and those that will be, with the heads up to which
+        # Events of this recording that are armed, and shown.
+        self._taken: set[int] = set()
+        # Those whose records are ours no more; and those that will be, with the heads up to which
         # their records still are.
         self._ignored: set[int] = set()
-        # Those of this recording that are armed, and shown.
-        self._taken: set[int] = set()
         self._ending: list[tuple[list[int], set[int]]] = []
         self._previous_ns = time.time_ns()
         self._rings = open_rings(arena, memory)

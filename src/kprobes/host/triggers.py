@@ -21,9 +21,9 @@ from kprobes.model.trigger import (
     OF_HOSTS,
     OF_TARGETS,
     OF_TRACING,
-    OWN_TRACING_SINCE,
     Command,
     Trigger,
+    of_hosts,
 )
 
 _LISTED = re.compile(r"(?P<head>.+?):(?:unlimited|count=(?P<left>-?\d+))(?: if .*)?")
@@ -50,7 +50,7 @@ def check_triggers(wanted: Wanted, version: tuple[int, int]) -> None:
             "a trigger stop is this machine's traceoff, of which an event has one: take the other "
             "away, or give it to another event"
         )
-    if version < OWN_TRACING_SINCE and any(each.command in OF_TRACING for each in triggers):
+    if any(each.command not in of_hosts(version) for each in triggers):
         raise NotSupportedError(
             "before Linux 5.18, a trigger that turns tracing on or off does so for every tracer of "
             "this machine"

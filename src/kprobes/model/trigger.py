@@ -35,12 +35,19 @@ OF_TARGETS = OF_HISTS | {Command.ENABLE_EVENT, Command.DISABLE_EVENT}
 """Those that name another event."""
 OF_TRACING = frozenset({Command.TRACEON, Command.TRACEOFF, Command.STOP})
 """Those that say whether anything is recorded."""
-OWN_TRACING_SINCE = (5, 18)
-"""Before, ``traceon`` and ``traceoff`` of an instance are of the whole machine's tracing:
-"tracing: Have traceon and traceoff trigger honor the instance"."""
 OF_HOSTS = OF_TRACING | {Command.ENABLE_EVENT, Command.DISABLE_EVENT}
-"""Those that a session with this machine's own kernel may have."""
+"""Those that a session with this machine's own kernel may have, if it is new enough."""
+_OWN_TRACING_SINCE = (5, 18)
 _POST = frozenset({Command.TRACEOFF, Command.STACKTRACE, Command.STOP})
+
+
+def of_hosts(version: tuple[int, int]) -> frozenset[Command]:
+    """Return those that a session may have with this machine's own kernel of a version.
+
+    Before 5.18, ``traceon`` and ``traceoff`` of an instance are of the whole machine's tracing:
+    "tracing: Have traceon and traceoff trigger honor the instance".
+    """
+    return OF_HOSTS - OF_TRACING if version < _OWN_TRACING_SINCE else OF_HOSTS
 
 
 class Trigger(Struct, frozen=True, kw_only=True):

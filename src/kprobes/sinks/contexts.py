@@ -78,7 +78,7 @@ class Keys:
         self._count = 0
         # Python's way to find them, and C's, which comes with the first rows that are worth it.
         self._codes = _Codes(self._add)
-        self._slots: NDArray[np.uint32] | None = None
+        self._slots = np.empty(0, np.uint32)
 
     def __len__(self) -> int:
         """Return how many are known."""
@@ -91,9 +91,9 @@ class Keys:
 
     def of(self, rows: NDArray[np.uint64]) -> NDArray[np.int32]:
         """Return the codes of rows, shape (n, words), in C's order; new ones are known then."""
-        if self._slots is None and not is_worth(len(rows)):
-            return self._by_python(rows)
-        if self._slots is None:
+        if not len(self._slots):
+            if not is_worth(len(rows)):
+                return self._by_python(rows)
             self._make_slots()
         return self._by_c(rows)
 
@@ -121,8 +121,6 @@ class Keys:
         return codes
 
     def _code_from(self, rows: NDArray[np.uint64], codes: NDArray[np.int32]) -> int:
-        if self._slots is None:
-            raise ValueError("there is nowhere to look for keys")
         known, slots = self._known, self._slots
         places = known.ctypes.data, self._count, len(known), slots.ctypes.data, len(slots) - 1
         state = np.array([places], _KEYS)
