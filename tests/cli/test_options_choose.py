@@ -1,7 +1,9 @@
 """Choice of a command's kernel."""
 
 import argparse
+import os
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,6 +87,21 @@ def test_triggers_that_mind_no_command_are_of_this_machine_too(*, is_possible: b
     choose_target(args)
 
     assert is_host(args) is is_possible
+
+
+@pytest.mark.parametrize(("release", "is_its"), [("5.17.0-1", False), ("5.18.0-1", True)])
+def test_a_kernel_whose_instances_share_their_tracing_leaves_triggers_of_it_to_a_guest(
+    release: str, monkeypatch: pytest.MonkeyPatch, *, is_its: bool
+) -> None:
+    monkeypatch.setattr(obstacles, "obstacles", list[Obstacle])
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(release=release))
+    args, others = parse("--trigger", "traceoff"), parse("--trigger", "enable_event:g:e")
+
+    choose_target(args)
+    choose_target(others)
+
+    assert is_host(args) is is_its
+    assert is_host(others)
 
 
 def test_the_environment_has_a_say_when_nothing_else_has(monkeypatch: pytest.MonkeyPatch) -> None:
