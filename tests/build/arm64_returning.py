@@ -120,7 +120,7 @@ class Function:
     def _add_trampoline(self) -> None:
         machine, instances = self.machine, self.instances
         body = self._body(Role.TRAMPOLINE, self.addr, self.returns.probes)
-        header = struct.pack("<QQ", instances.addr, instances.stride << 32 | instances.count)
+        header = struct.pack("<QQQ", 0, instances.addr, instances.stride << 32 | instances.count)
         start = machine.put(
             lambda place: header + AARCH64.returns.trampoline(Addr(place + len(header)), body)
         )

@@ -30,6 +30,7 @@ from tests.build.readers import Readers as ReaderCode
 
 CODE = 0xFFFF_FFFF_C000_0000
 CODE_SIZE = 0x2_0000
+MORE_CODE = CODE + 0x100_0000
 CLOCK = TEXT + 0x7840
 READERS = TEXT + 0x7800
 DATA = 0xFFFF_C900_0100_0000
@@ -74,7 +75,7 @@ ABI = GuestAbi(
     percpu=0x3C000,
     missed=Addr(MISSED),
     nmissed=Addr(NMISSED),
-    code=(Addr(CODE), Addr(CODE + 0x10_0000)),
+    text=(Addr(TEXT), Addr(TEXT + 0x1_0000)),
     rings=Addr(RINGS),
     texts=Addr(TEXTS),
     ring_size=1 << 16,
@@ -106,6 +107,7 @@ ABI_FAR = replace(ABI, percpu=FAR)
 _REGIONS = (
     (TEXT, 0x10000),
     (CODE, CODE_SIZE),
+    (MORE_CODE, CODE_SIZE),
     (DATA, MAILBOX - DATA + 0x2_0000),
     (STACK, ABI.thread_size),
     (KERNEL, DATA_SIZE),
@@ -265,6 +267,10 @@ class Machine:
         self._next = place + -(-len(code) // 16) * 16
         self.loaded.append(Loaded(probes, place, place, place + len(code)))
         return place
+
+    def grow(self) -> None:
+        """Put code into another piece of memory from now on."""
+        self._next = MORE_CODE
 
     def numbers(self, probes: Sequence[Resolved]) -> dict[str, int]:
         """Return what linking puts into the code of some probes of one site."""

@@ -12,7 +12,7 @@ from kprobes.inspect.subject import TextSnapshot
 from kprobes.model.abi import GuestAbi, Readers, TaskAbi
 from kprobes.units import Addr
 from tests.build.journals import make_entry, make_patch
-from tests.build.kernel import SITE, make_probe, symbol
+from tests.build.kernel import SITE, TEXT, make_probe, symbol
 from tests.build.snapshot import NOP, REST, call, make_snapshot
 
 CODE = 0xFFFF_FFFF_C000_0000
@@ -39,7 +39,7 @@ ABI = GuestAbi(
     percpu=PER_CPU,
     missed=Addr(DATA),
     nmissed=Addr(DATA + MISSED_SIZE),
-    code=(Addr(CODE), Addr(CODE + 0x10_0000)),
+    text=(Addr(TEXT), Addr(TEXT + 0x1_0000)),
     rings=Addr(DATA + COUNTERS_SIZE),
     texts=Addr(DATA + COUNTERS_SIZE + 0x10_0000),
     ring_size=1 << 16,

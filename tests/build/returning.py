@@ -178,7 +178,7 @@ class Function:
         )
         numbers = self._numbers(self.addr)
         body = machine.put(lambda place: template.link(place, numbers), self.returns.probes)
-        header = struct.pack("<QQ", instances.addr, instances.stride << 32 | instances.count)
+        header = struct.pack("<QQQ", 0, instances.addr, instances.stride << 32 | instances.count)
         assert len(header) == TRAMPOLINE_HEADER
         start = machine.put(
             lambda place: header + X86_64.returns.trampoline(Addr(place + len(header)), body)

@@ -10,7 +10,7 @@ from kprobes.model.resolved import Operand, RegisterValue
 from kprobes.units import Addr
 from tests.build.calls import Calls, Expected, Task
 from tests.build.kernel import SITE
-from tests.build.machine import KERNEL, STACK, Machine, random_state
+from tests.build.machine import CODE, CODE_SIZE, KERNEL, STACK, Machine, random_state
 from tests.build.records import Record, records
 from tests.build.returning import CALLERS, Function, return_probe, run
 
@@ -106,6 +106,34 @@ def pair(
     f.arm()
     g.arm()
     return f, g
+
+
+def test_trampolines_in_memory_that_was_taken_later_are_known() -> None:
+    machine = machine_of()
+    f = Function(machine, returns_at(F, ReturnMethod.TAIL, event_id=1), target=G)
+    f.arm()
+    machine.grow()
+    g = Function(machine, returns_at(G, ReturnMethod.TAIL, event_id=2), target=F)
+    g.arm()
+
+    went, _, _ = call(machine, f, *(f.tail.addr, g.tail.addr) * 3, f.leave.addr)
+
+    assert (went, f.used(), g.used()) == (CALLERS, {}, {})
+    assert [(r.event_id, r.caller) for r in found(machine)] == [
+        (event, CALLERS) for event in (1, 2) * 3 + (1,)
+    ]
+
+
+@pytest.mark.parametrize("caller", [*(CODE + CODE_SIZE - before for before in (0, 1, 4, 7)), 8])
+def test_nothing_is_read_where_no_trampoline_can_be(caller: int) -> None:
+    machine = machine_of()
+    f = Function(machine, returns_at(F, ReturnMethod.RETHOOK, event_id=1))
+    f.arm()
+
+    went, _, _ = call(machine, f, f.sleep, caller=caller)
+
+    ((instance,),) = f.used().values()
+    assert (went, instance[0]) == (f.sleep, caller)
 
 
 @pytest.mark.parametrize("other", [ReturnMethod.RETINSN, ReturnMethod.TAIL, ReturnMethod.RETHOOK])

@@ -256,7 +256,7 @@ def test_a_probe_that_comes_again_tells_calls_that_were_entered_since() -> None:
 def test_a_call_from_code_of_ours_is_no_trampoline() -> None:
     machine = Machine()
     f = function_of(machine, ReturnMethod.RETHOOK, probe_of())
-    ours = CODE + 0x1_0000
+    ours = CODE + 0x1_0008
     machine.cpu.add_exit(ours)
     state = random_state(machine.random, bp=SCRIPT)
     machine.cpu.set_number(state["sp"], ours)

@@ -11,11 +11,11 @@ from kprobes.codegen.ir import Function, Value
 
 def add(context: Context, stride: int) -> None:
     """Add the part that the other functions call, for instances of so many bytes."""
-    start, stop = context.abi.code
+    start, stop = context.abi.text
     values = {
         "instance_size": stride,
-        "code_start": start,
-        "code_size": stop - start,
+        "text_start": start,
+        "text_size": stop - start,
         "trampoline_mark": int.from_bytes(context.arch.returns.mark, "little"),
     }
     functions = {"instance_table()": _table}

@@ -289,16 +289,11 @@ class Allocator:
             self.recorder.words = self.words
 
     def set_abi(self, guest: Guest, patcher: TextPatcher) -> None:
-        """Have code that is linked from now on know where trampolines may be, and of the guard."""
-        patcher.linker.set_abi(self.abi(guest, patcher.linker.pool.near))
+        """Have code that is linked from now on know of the guard, and of what is counted."""
+        patcher.linker.set_abi(self.abi(guest))
 
-    def abi(self, guest: Guest, code: Sequence[Text]) -> GuestAbi:
-        """Return what code must know.
-
-        Args:
-            guest: that runs it.
-            code: where trampolines may be.
-        """
+    def abi(self, guest: Guest) -> GuestAbi:
+        """Return what code must know of the guest that runs it."""
         arena, recorder = self.arena, self.recorder
         if arena is None or recorder is None:
             raise ValueError("nothing was allocated that code could use")
@@ -309,7 +304,7 @@ class Allocator:
             missed=arena.missed,
             nmissed=arena.nmissed,
             loads=arena.loads if self.counts_hits else None,
-            code=(min(start for start, _ in code), max(stop for _, stop in code)),
+            text=guest.kernel.text,
             rings=arena.rings,
             texts=arena.texts,
             ring_size=arena.ring_size,
@@ -347,7 +342,6 @@ class Allocator:
             arena = arenas.grow(injector, guest.kernel, self.arena, size)
         patcher.linker.pool.grow(arena)
         patcher.notes.change((), ())
-        self.set_abi(guest, patcher)
 
     def _free(self, guest: Guest, unused: Sequence[Arena]) -> None:
         places = {addr for each in unused for addr in each.grown}

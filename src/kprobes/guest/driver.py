@@ -547,7 +547,7 @@ class GuestDriver:
         guest, allocator = self.guest, self._allocator
         arena, recorder = allocator.allocate(guest, prepared.new, prepared.waiting)
         if self._patcher is None:
-            abi = allocator.abi(guest, arena.programs[:1])
+            abi = allocator.abi(guest)
             self._patcher = TextPatcher(guest, arena, abi, self._journal, self._patched)
         return self._patcher, recorder
 

@@ -353,7 +353,7 @@ class Linker:
     ) -> tuple[bytes, Mapping[Addr, Addr]]:
         table, area = function.instances, self._first
         assert table is not None
-        header = table.addr.to_bytes(8, "little")
+        header = bytes(8) + table.addr.to_bytes(8, "little")
         header += (table.stride << 32 | table.count).to_bytes(8, "little")
         body = self._trampoline_body(returns)
         flags = self._changed((), (Returning(role=Role.TRAMPOLINE, returns=returns),))

@@ -91,7 +91,7 @@ class GuestAbi(Struct, frozen=True, kw_only=True):
             for them, by event id.
         loads: of what hits take, LOAD_SIZE bytes per event id: u64 of hits, and of the time from
             their begin to their end, as records have it; None where that is not counted.
-        code: [start, stop) of the code memory: who returns there comes to a trampoline.
+        text: [start, stop) of the kernel's own: who returns elsewhere may come to a trampoline.
         rings: of the first ring; the others follow, each ``ring_size + SLACK`` bytes.
         texts: of every CPU's TEXT_SLOTS, in CPU order.
         ring_size: bytes of each CPU's ring, a power of two, slack not counted.
@@ -112,7 +112,7 @@ class GuestAbi(Struct, frozen=True, kw_only=True):
     missed: Addr
     nmissed: Addr
     loads: Addr | None = None
-    code: tuple[Addr, Addr]
+    text: tuple[Addr, Addr]
     rings: Addr
     texts: Addr
     ring_size: int

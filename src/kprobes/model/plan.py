@@ -139,7 +139,8 @@ def _of(exits: Iterable[Exit], *, is_return: bool) -> tuple[Exit, ...]:
 INSTANCE_SLOT, INSTANCE_CALLER, INSTANCE_ORIGIN = 0, 8, 16
 INSTANCE_EXIT, INSTANCE_COUNTER, INSTANCE_GENERATION, INSTANCE_VALUES = 24, 32, 40, 48
 INSTANCE_MULTIPLIER = 0x9E37_79B9_7F4A_7C15
-TRAMPOLINE_HEADER = 16
+TRAMPOLINE_HEADER = 24
+"""After it, 8 bytes after a multiple of 16, a trampoline begins: ``instances.c`` says why."""
 
 
 class Role(StrEnum):

@@ -51,11 +51,11 @@ struct table {
 	u64 stride;
 };
 
-/* In front of every trampoline. */
+/* In front of every trampoline, which begins with its mark. */
 struct trampoline_header {
+	u64 unused;
 	char *start;
 	u64 count : 32, stride : 32;
-	u64 mark[];
 };
 
 /* Of the function that is probed: where its instances are, their number and their bytes. */
@@ -65,10 +65,19 @@ extern const u64 instance_size;
 /* What takes the place of its return addresses. */
 extern char trampoline[];
 
-/* The memory of our code: a return into it leads to a trampoline, or to our own path. */
-extern const u64 code_start, code_size;
-/* What trampolines begin with, and nothing else there that is returned to. */
+/* The kernel's own text, where nothing of ours is. */
+extern const u64 text_start, text_size;
+/* What trampolines begin with, and nothing else that is returned to. */
 extern const u64 trampoline_mark;
+/*
+ * Code memory is taken as a module's is, when it is needed: where trampolines are is not known when
+ * code is made. They are so near to the text, and so aligned that to look at the mark never touches
+ * another page than the first instruction of whoever is returned to: the page after a call that
+ * ends a module, and does not return, may be nobody's.
+ */
+#define TRAMPOLINE_REACH ((u64)4 << 30)
+#define TRAMPOLINE_ALIGN 16
+#define TRAMPOLINE_OFFSET 8
 
 #define OWN_TABLE ((struct table){ instance_table(), (u64)instance_count, instance_size })
 
@@ -102,9 +111,16 @@ static INLINE bool claim(struct instance *instance, u64 slot)
 					   __ATOMIC_RELAXED);
 }
 
-static INLINE bool is_in_code(u64 addr)
+static INLINE bool is_in_text(u64 addr)
 {
-	return addr - code_start < code_size;
+	return addr - text_start < text_size;
+}
+
+static INLINE bool is_trampoline(u64 addr)
+{
+	return !is_in_text(addr) && addr % TRAMPOLINE_ALIGN == TRAMPOLINE_OFFSET && addr >> 63 &&
+	       addr - (text_start - TRAMPOLINE_REACH) < 2 * TRAMPOLINE_REACH &&
+	       READ_ONCE(*(u64 *)addr) == trampoline_mark;
 }
 
 /* All but the slot, which is the same. With its caller an instance is whole. */
@@ -156,7 +172,7 @@ RARE struct instance *instance_insert_elsewhere(u64 slot, u64 caller)
 			 * The outer call was left by a jump if we return to where it will. Else its
 			 * task has died, or has left it by another way: it is ours.
 			 */
-			if (READ_ONCE(instance->caller) && is_in_code(caller))
+			if (READ_ONCE(instance->caller) && is_trampoline(caller))
 				if (!move_on(table, slot, n))
 					return NULL;
 			instance->caller = 0;
@@ -226,13 +242,12 @@ INLINE struct instance *instance_find_newest(u64 slot)
 	return instance_search_newest(slot);
 }
 
-/* Our own calls of the guest's functions return to our code, too: they have no mark. */
-RARE u64 instance_origin_by_trampoline(u64 caller, u64 slot)
+RARE u64 instance_origin_elsewhere(u64 caller, u64 slot)
 {
 	struct trampoline_header *header = (struct trampoline_header *)caller - 1;
 	struct instance *instance;
 
-	if (READ_ONCE(*header->mark) != trampoline_mark)
+	if (!is_trampoline(caller))
 		return caller;
 	instance = search((struct table){ header->start, header->count, header->stride }, slot, true);
 	return instance ? READ_ONCE(instance->origin) : caller;
@@ -241,7 +256,7 @@ RARE u64 instance_origin_by_trampoline(u64 caller, u64 slot)
 /* Return where a call came from: its return address, or what a trampoline there stands for. */
 INLINE u64 instance_origin(u64 caller, u64 slot)
 {
-	return unlikely(is_in_code(caller)) ? instance_origin_by_trampoline(caller, slot) : caller;
+	return likely(is_in_text(caller)) ? caller : instance_origin_elsewhere(caller, slot);
 }
 
 /*

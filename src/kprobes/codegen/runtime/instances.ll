@@ -1,5 +1,5 @@
 ; Generated from instances.c by `make runtime`.
-; 5b048e80638be47d7222f762047f70e97a8c8a54c509098c0ef4426eee756280
+; 70346ea69d4743a696ca0d1572bf193704c7d97d90437b5a9c724b3d70ebe939
 define internal preserve_mostcc ptr @instance_insert_elsewhere(i64 %slot, i64 %caller) #0 {
 entry:
   %call = call ptr @instance_table()
@@ -48,11 +48,29 @@ if.then35:
   %tobool37.not = icmp eq i64 %4, 0
   br i1 %tobool37.not, label %if.end44, label %land.lhs.true
 land.lhs.true:
-  %5 = load i64, ptr @code_start, align 8
-  %sub.i6 = sub i64 %caller, %5
-  %6 = load i64, ptr @code_size, align 8
-  %cmp.i7 = icmp ult i64 %sub.i6, %6
-  br i1 %cmp.i7, label %if.then40, label %if.end44
+  %5 = load i64, ptr @text_start, align 8
+  %sub.i15 = sub i64 %caller, %5
+  %6 = load i64, ptr @text_size, align 8
+  %cmp.i16 = icmp uge i64 %sub.i15, %6
+  %rem.i = and i64 %caller, 15
+  %cmp.i6 = icmp eq i64 %rem.i, 8
+  %or.cond = and i1 %cmp.i16, %cmp.i6
+  %or.cond.not = xor i1 %or.cond, true
+  %tobool.i.not = icmp sgt i64 %caller, -1
+  %or.cond88 = or i1 %or.cond.not, %tobool.i.not
+  br i1 %or.cond88, label %if.end44, label %land.lhs.true2.i
+land.lhs.true2.i:
+  %7 = load i64, ptr @text_start, align 8
+  %sub.i8 = add i64 %7, -4294967296
+  %sub3.i = sub i64 %caller, %sub.i8
+  %cmp4.i = icmp ult i64 %sub3.i, 8589934592
+  br i1 %cmp4.i, label %land.rhs.i, label %if.end44
+land.rhs.i:
+  %8 = inttoptr i64 %caller to ptr
+  %9 = load volatile i64, ptr %8, align 8
+  %10 = load i64, ptr @trampoline_mark, align 8
+  %cmp5.i = icmp eq i64 %9, %10
+  br i1 %cmp5.i, label %if.then40, label %if.end44
 if.then40:
   %mul.i.i = mul i64 %slot, -7046029254386353131
   %shr.i.i = lshr i64 %mul.i.i, 32
@@ -62,8 +80,8 @@ if.then40:
 do.body.i:
   %hole.i.0 = phi i64 [ %n.0, %if.then40 ], [ %inc.i, %if.end.i ]
   %inc.i = add i64 %hole.i.0, 1
-  %cmp.i11.not = icmp ult i64 %inc.i, ptrtoint (ptr @instance_count to i64)
-  br i1 %cmp.i11.not, label %if.end.i, label %return
+  %cmp.i12.not = icmp ult i64 %inc.i, ptrtoint (ptr @instance_count to i64)
+  br i1 %cmp.i12.not, label %if.end.i, label %return
 if.end.i:
   %add.i = add i64 %shr2.i.i, %inc.i
   %cmp.i37.i = icmp ult i64 %add.i, ptrtoint (ptr @instance_count to i64)
@@ -71,9 +89,9 @@ if.end.i:
   %cond.i41.i = select i1 %cmp.i37.i, i64 %add.i, i64 %sub.i40.i
   %mul.i43.i = mul i64 %cond.i41.i, %0
   %add.ptr.i44.i = getelementptr inbounds i8, ptr %call, i64 %mul.i43.i
-  %7 = cmpxchg ptr %add.ptr.i44.i, i64 0, i64 %slot seq_cst monotonic, align 8
-  %8 = extractvalue { i64, i1 } %7, 1
-  br i1 %8, label %do.body3.i, label %do.body.i
+  %11 = cmpxchg ptr %add.ptr.i44.i, i64 0, i64 %slot seq_cst monotonic, align 8
+  %12 = extractvalue { i64, i1 } %11, 1
+  br i1 %12, label %do.body3.i, label %do.body.i
 do.body3.i:
   %hole.i.1 = phi i64 [ %dec.i, %copy.exit ], [ %inc.i, %if.end.i ]
   br label %do.body4.i
@@ -86,8 +104,8 @@ do.body4.i:
   %cond.i27.i = select i1 %cmp.i23.i, i64 %add6.i, i64 %sub.i26.i
   %mul.i29.i = mul i64 %cond.i27.i, %0
   %add.ptr.i30.i = getelementptr inbounds i8, ptr %call, i64 %mul.i29.i
-  %9 = load volatile i64, ptr %add.ptr.i30.i, align 8
-  %cmp9.i.not = icmp eq i64 %9, %slot
+  %13 = load volatile i64, ptr %add.ptr.i30.i, align 8
+  %cmp9.i.not = icmp eq i64 %13, %slot
   br i1 %cmp9.i.not, label %do.end10.i, label %do.body4.i
 do.end10.i:
   %add11.i = add i64 %shr2.i.i, %hole.i.1
@@ -104,26 +122,26 @@ do.end10.i:
   %add.ptr.i.i = getelementptr inbounds i8, ptr %call, i64 %mul.i4.i
   br label %for.cond.i
 for.cond.i:
-  %word.i.0 = phi i64 [ 2, %do.end10.i ], [ %inc.i15, %for.body.i ]
-  %div.i79 = lshr i64 %0, 3
-  %cmp.i14 = icmp ult i64 %word.i.0, %div.i79
-  br i1 %cmp.i14, label %for.body.i, label %copy.exit
+  %word.i.0 = phi i64 [ 2, %do.end10.i ], [ %inc.i19, %for.body.i ]
+  %div.i87 = lshr i64 %0, 3
+  %cmp.i18 = icmp ult i64 %word.i.0, %div.i87
+  br i1 %cmp.i18, label %for.body.i, label %copy.exit
 for.body.i:
   %arrayidx.i = getelementptr inbounds i64, ptr %add.ptr.i.i, i64 %word.i.0
-  %10 = load volatile i64, ptr %arrayidx.i, align 8
+  %14 = load volatile i64, ptr %arrayidx.i, align 8
   %arrayidx1.i = getelementptr inbounds i64, ptr %add.ptr.i16.i, i64 %word.i.0
-  store i64 %10, ptr %arrayidx1.i, align 8
-  %inc.i15 = add i64 %word.i.0, 1
+  store i64 %14, ptr %arrayidx1.i, align 8
+  %inc.i19 = add i64 %word.i.0, 1
   br label %for.cond.i
 copy.exit:
   %caller.i = getelementptr inbounds nuw i8, ptr %add.ptr.i16.i, i64 8
   %caller2.i = getelementptr inbounds nuw i8, ptr %add.ptr.i.i, i64 8
-  %11 = load volatile i64, ptr %caller2.i, align 8
-  store atomic i64 %11, ptr %caller.i release, align 8
+  %15 = load volatile i64, ptr %caller2.i, align 8
+  store atomic i64 %15, ptr %caller.i release, align 8
   %cmp16.i.not = icmp eq i64 %dec.i, %n.0
   br i1 %cmp16.i.not, label %move_on.exit, label %do.body3.i
 move_on.exit:
-  br i1 %cmp.i11.not, label %if.end44, label %return
+  br i1 %cmp.i12.not, label %if.end44, label %return
 if.end44:
   %caller45 = getelementptr inbounds nuw i8, ptr %add.ptr.i, i64 8
   store i64 0, ptr %caller45, align 8
@@ -318,16 +336,35 @@ return:
   %retval.0 = phi ptr [ %.add.ptr.i, %if.then ], [ %call13, %if.end ]
   ret ptr %retval.0
 }
-define internal preserve_mostcc i64 @instance_origin_by_trampoline(i64 %caller, i64 %slot) #0 {
+define internal preserve_mostcc i64 @instance_origin_elsewhere(i64 %caller, i64 %slot) #0 {
 entry:
   %0 = inttoptr i64 %caller to ptr
-  %1 = load volatile i64, ptr %0, align 8
-  %2 = load i64, ptr @trampoline_mark, align 8
-  %cmp.not = icmp eq i64 %1, %2
-  br i1 %cmp.not, label %if.end, label %return
+  %1 = load i64, ptr @text_start, align 8
+  %sub.i6 = sub i64 %caller, %1
+  %2 = load i64, ptr @text_size, align 8
+  %cmp.i7 = icmp uge i64 %sub.i6, %2
+  %rem.i = and i64 %caller, 15
+  %cmp.i = icmp eq i64 %rem.i, 8
+  %or.cond = and i1 %cmp.i7, %cmp.i
+  %or.cond.not = xor i1 %or.cond, true
+  %tobool.i.not = icmp sgt i64 %caller, -1
+  %or.cond30 = or i1 %or.cond.not, %tobool.i.not
+  br i1 %or.cond30, label %return, label %land.lhs.true2.i
+land.lhs.true2.i:
+  %3 = load i64, ptr @text_start, align 8
+  %sub.i = add i64 %3, -4294967296
+  %sub3.i = sub i64 %caller, %sub.i
+  %cmp4.i = icmp ult i64 %sub3.i, 8589934592
+  br i1 %cmp4.i, label %land.rhs.i, label %return
+land.rhs.i:
+  %4 = inttoptr i64 %caller to ptr
+  %5 = load volatile i64, ptr %4, align 8
+  %6 = load i64, ptr @trampoline_mark, align 8
+  %cmp5.i = icmp eq i64 %5, %6
+  br i1 %cmp5.i, label %if.end, label %return
 if.end:
-  %add.ptr = getelementptr inbounds i8, ptr %0, i64 -16
-  %3 = load ptr, ptr %add.ptr, align 8
+  %start1 = getelementptr inbounds i8, ptr %0, i64 -16
+  %7 = load ptr, ptr %start1, align 8
   %count2 = getelementptr inbounds i8, ptr %0, i64 -8
   %bf.load = load i64, ptr %count2, align 8
   %bf.clear = and i64 %bf.load, 4294967295
@@ -339,28 +376,28 @@ if.end:
   br label %for.cond.i
 for.cond.i:
   %n.i.0 = phi i64 [ 0, %if.end ], [ %inc.i, %if.end25.i ]
-  %cmp.i = icmp ult i64 %n.i.0, %bf.clear
-  %conv.i = zext i1 %cmp.i to i64
+  %cmp.i2 = icmp ult i64 %n.i.0, %bf.clear
+  %conv.i = zext i1 %cmp.i2 to i64
   %expval.i = call i64 @llvm.expect.i64(i64 %conv.i, i64 1)
-  %tobool.i.not = icmp eq i64 %expval.i, 0
-  br i1 %tobool.i.not, label %search.exit, label %for.body.i
+  %tobool.i3.not = icmp eq i64 %expval.i, 0
+  br i1 %tobool.i3.not, label %search.exit, label %for.body.i
 for.body.i:
   %add.i = add i64 %shr2.i.i, %n.i.0
   %cmp.i.i = icmp ult i64 %add.i, %bf.clear
   %sub.i.i = sub nuw i64 %add.i, %bf.clear
   %cond.i.i = select i1 %cmp.i.i, i64 %add.i, i64 %sub.i.i
   %mul.i4.i = mul i64 %cond.i.i, %bf.lshr
-  %add.ptr.i.i = getelementptr inbounds i8, ptr %3, i64 %mul.i4.i
-  %4 = load volatile i64, ptr %add.ptr.i.i, align 8
-  %cmp4.i = icmp eq i64 %4, %slot
-  %conv10.i = zext i1 %cmp4.i to i64
+  %add.ptr.i.i = getelementptr inbounds i8, ptr %7, i64 %mul.i4.i
+  %8 = load volatile i64, ptr %add.ptr.i.i, align 8
+  %cmp4.i4 = icmp eq i64 %8, %slot
+  %conv10.i = zext i1 %cmp4.i4 to i64
   %expval11.i = call i64 @llvm.expect.i64(i64 %conv10.i, i64 1)
   %tobool12.i.not = icmp eq i64 %expval11.i, 0
   br i1 %tobool12.i.not, label %if.end25.i, label %if.then.i
 if.then.i:
   %caller.i = getelementptr inbounds nuw i8, ptr %add.ptr.i.i, i64 8
-  %5 = load volatile i64, ptr %caller.i, align 8
-  %tobool14.i.not = icmp eq i64 %5, 0
+  %9 = load volatile i64, ptr %caller.i, align 8
+  %tobool14.i.not = icmp eq i64 %9, 0
   br i1 %tobool14.i.not, label %if.end25.i, label %search.exit
 if.end25.i:
   %inc.i = add i64 %n.i.0, 1
@@ -371,45 +408,45 @@ search.exit:
   br i1 %tobool.not, label %return, label %cond.true
 cond.true:
   %origin = getelementptr inbounds nuw i8, ptr %retval.i.0, i64 16
-  %6 = load volatile i64, ptr %origin, align 8
+  %10 = load volatile i64, ptr %origin, align 8
   br label %return
 return:
-  %retval.0 = phi i64 [ %caller, %entry ], [ %6, %cond.true ], [ %caller, %search.exit ]
+  %retval.0 = phi i64 [ %caller, %land.rhs.i ], [ %caller, %search.exit ], [ %10, %cond.true ], [ %caller, %entry ], [ %caller, %land.lhs.true2.i ]
   ret i64 %retval.0
 }
 define internal i64 @instance_origin(i64 %caller, i64 %slot) alwaysinline nounwind {
 entry:
-  %0 = load i64, ptr @code_start, align 8
+  %0 = load i64, ptr @text_start, align 8
   %sub.i = sub i64 %caller, %0
-  %1 = load i64, ptr @code_size, align 8
+  %1 = load i64, ptr @text_size, align 8
   %cmp.i.not = icmp ult i64 %sub.i, %1
   %conv = zext i1 %cmp.i.not to i64
-  %expval = call i64 @llvm.expect.i64(i64 %conv, i64 0)
+  %expval = call i64 @llvm.expect.i64(i64 %conv, i64 1)
   %tobool.not = icmp eq i64 %expval, 0
-  br i1 %tobool.not, label %cond.end, label %cond.true
-cond.true:
-  %call2 = call preserve_mostcc i64 @instance_origin_by_trampoline(i64 %caller, i64 %slot)
+  br i1 %tobool.not, label %cond.false, label %cond.end
+cond.false:
+  %call2 = call preserve_mostcc i64 @instance_origin_elsewhere(i64 %caller, i64 %slot)
   br label %cond.end
 cond.end:
-  %cond = phi i64 [ %call2, %cond.true ], [ %caller, %entry ]
+  %cond = phi i64 [ %call2, %cond.false ], [ %caller, %entry ]
   ret i64 %cond
 }
 define internal void @instance_take_over(ptr %instance, i64 %slot, ptr %return_address) alwaysinline nounwind {
 entry:
   %0 = load volatile i64, ptr %return_address, align 8
-  %1 = load i64, ptr @code_start, align 8
-  %sub.i.i = sub i64 %0, %1
-  %2 = load i64, ptr @code_size, align 8
-  %cmp.i.i = icmp ult i64 %sub.i.i, %2
-  %conv.i = zext i1 %cmp.i.i to i64
-  %expval.i = call i64 @llvm.expect.i64(i64 %conv.i, i64 0)
+  %1 = load i64, ptr @text_start, align 8
+  %sub.i = sub i64 %0, %1
+  %2 = load i64, ptr @text_size, align 8
+  %cmp.i = icmp ult i64 %sub.i, %2
+  %conv.i = zext i1 %cmp.i to i64
+  %expval.i = call i64 @llvm.expect.i64(i64 %conv.i, i64 1)
   %tobool.i.not = icmp eq i64 %expval.i, 0
-  br i1 %tobool.i.not, label %instance_origin.exit, label %cond.true.i
-cond.true.i:
-  %call2.i = call preserve_mostcc i64 @instance_origin_by_trampoline(i64 %0, i64 %slot)
+  br i1 %tobool.i.not, label %cond.false.i, label %instance_origin.exit
+cond.false.i:
+  %call2.i = call preserve_mostcc i64 @instance_origin_elsewhere(i64 %0, i64 %slot)
   br label %instance_origin.exit
 instance_origin.exit:
-  %cond.i = phi i64 [ %call2.i, %cond.true.i ], [ %0, %entry ]
+  %cond.i = phi i64 [ %call2.i, %cond.false.i ], [ %0, %entry ]
   %origin = getelementptr inbounds nuw i8, ptr %instance, i64 16
   store i64 %cond.i, ptr %origin, align 8
   %caller1 = getelementptr inbounds nuw i8, ptr %instance, i64 8
