@@ -39,6 +39,8 @@ class EventTriggers(Generic[_Event]):
         # Whether each hist trigger counts, and how often that was said, by the number of its word.
         self._hists: dict[int, SoftEnable] = {}
         self._tables = count(1)
+        # One that was free for long: what is left of a trigger is asked for by its number, and a
+        # call in progress may still come to code that has it.
         self._numbers = cycle(range(1, MOST))
         # How often each event in soft mode was enabled or disabled by hand, which undoes what
         # triggers have done.
@@ -99,7 +101,7 @@ class EventTriggers(Generic[_Event]):
         if len(others) < len(before):
             hint = f"take it away first: !{new.command}"
             raise _error(TriggerCode.EXISTS, text, new.command, hint)
-        number = self._number(text)
+        number = _free(self._numbers, {each.number for each in self._all}, text)
         soft_enable = 0 if target is None else self._soft_enable_of(target, text)
         self._soft_enable_of(event, text)
         # The newest first, as the kernel lists them.
@@ -133,12 +135,12 @@ class EventTriggers(Generic[_Event]):
         text = new.text
         if first.counted != hist.counted:
             raise hist_error(HistCode.NAMED_MISMATCH, text=f"hist:{text}", token=hist.name)
-        word = _free(self._words, text)
+        word = _free(range(1, MOST), self._words, text)
         self._hists[word] = not hist.is_paused, 0
         self._soft_enable_of(event, text)
         added = replace(
             new,
-            number=self._number(text),
+            number=_free(self._numbers, {each.number for each in self._all}, text),
             soft_enable=word,
             hist=replace(hist, size=first.size),
             table=table or next(self._tables),
@@ -163,13 +165,6 @@ class EventTriggers(Generic[_Event]):
     def _words(self) -> set[int]:
         return {*self._soft_enables.values(), *self._hists}
 
-    def _number(self, text: str) -> int:
-        # One that was free for long: what is left of a trigger is asked for by its number.
-        used = {each.number for each in self._all}
-        if len(used) >= MOST - 1:
-            raise _too_many(text)
-        return next(number for number in self._numbers if number not in used)
-
     def _set(self, event: _Event, triggers: tuple[Trigger, ...]) -> None:
         self._triggers.pop(event, None)
         if triggers:
@@ -182,7 +177,7 @@ class EventTriggers(Generic[_Event]):
 
     def _soft_enable_of(self, event: _Event, text: str) -> int:
         if event not in self._soft_enables:
-            self._soft_enables[event] = _free(self._words, text)
+            self._soft_enables[event] = _free(range(1, MOST), self._words, text)
         return self._soft_enables[event]
 
     def of(self, event: _Event) -> tuple[Trigger, ...]:
@@ -314,15 +309,10 @@ def _with_fields(each: Statement, fields: SyntheticFields, named: frozenset[str]
     return replace(each, synthetic_fields=all_fields)
 
 
-def _free(used: Collection[int], text: str) -> int:
-    number = next((number for number in range(1, MOST) if number not in used), None)
-    if number is None:
-        raise _too_many(text)
-    return number
-
-
-def _too_many(text: str) -> DefinitionError:
-    return _error(TriggerCode.TOO_MANY, text, "", f"at most {MOST - 1}")
+def _free(numbers: Iterable[int], used: Collection[int], text: str) -> int:
+    if len(used) >= MOST - 1:
+        raise _error(TriggerCode.TOO_MANY, text, "", f"at most {MOST - 1}")
+    return next(number for number in numbers if number not in used)
 
 
 def _error(code: TriggerCode, text: str, token: str, hint: str) -> DefinitionError:

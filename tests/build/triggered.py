@@ -26,6 +26,7 @@ _SPACING = 0x100
 _WORDS = 0x1_0000
 """Of the data: between the counters of events that no test has."""
 _TRACING, _STOPPED, _SNAPSHOTS, _SOFT_ENABLES, _LEFT = 0, 8, 16, 64, 64 + 8 * 252
+_IS_THERE = _LEFT + 8 * 252
 """As the page is drawn in ``model.trigger``."""
 
 
@@ -99,6 +100,7 @@ class Words(Struct, kw_only=True):
     Attributes:
         soft_enables: by their numbers.
         left: likewise of triggers with a count.
+        gone: the numbers of triggers that were taken away.
     """
 
     tracing: int = 1
@@ -106,6 +108,7 @@ class Words(Struct, kw_only=True):
     snapshots: int = 0
     soft_enables: dict[int, int] = field(default_factory=dict[int, int])
     left: dict[int, int] = field(default_factory=dict[int, int])
+    gone: frozenset[int] = frozenset()
 
 
 class Model:
@@ -126,7 +129,7 @@ class Model:
         passing = [
             trigger
             for trigger, least in zip(triggers, event.leasts, strict=True)
-            if argument >= least
+            if argument >= least and trigger.number not in self.words.gone
         ]
         looks = any(each.is_post for each in triggers) or any(event.leasts)
         was_tracing = self.words.tracing
@@ -198,6 +201,7 @@ class Triggered:
         self.model = Model(words)
         numbers = {each.trigger.number: each.trigger for e in events for each in e.probe.triggers}
         words.left = {n: each.count for n, each in numbers.items() if each.count is not None}
+        self._numbers = set(numbers)
         self._write(words)
 
     def hit(self, event: Event, argument: int) -> None:
@@ -218,6 +222,7 @@ class Triggered:
             snapshots=number(_SNAPSHOTS),
             soft_enables={n: number(_SOFT_ENABLES + 8 * n) for n in self.model.words.soft_enables},
             left={n: number(_LEFT + 8 * n) for n in self.model.words.left},
+            gone=frozenset(n for n in self._numbers if not number(_IS_THERE + 8 * n)),
         )
 
     def _random_state(self) -> dict[str, int]:
@@ -229,9 +234,10 @@ class Triggered:
         return self.machine.cpu.number(self._page + offset)
 
     def _write(self, words: Words) -> None:
-        self.machine.cpu.write(self._page, bytes(4096))
+        self.machine.cpu.write(self._page, bytes(8192))
         found = {_TRACING: words.tracing, _STOPPED: words.stopped, _SNAPSHOTS: words.snapshots}
         found |= {_SOFT_ENABLES + 8 * n: value for n, value in words.soft_enables.items()}
         found |= {_LEFT + 8 * n: value for n, value in words.left.items()}
+        found |= {_IS_THERE + 8 * n: 1 for n in self._numbers - words.gone}
         for offset, value in found.items():
             self.machine.cpu.set_number(self._page + offset, value & U64)

@@ -10,7 +10,13 @@ from kprobes.lang.hist import parse_hist
 from kprobes.lang.trigger import parse_trigger
 from kprobes.model.hist import HistTable
 from kprobes.model.resolved import Resolved
-from kprobes.model.trigger import Command, CompiledTrigger, left_offset, soft_enable_offset
+from kprobes.model.trigger import (
+    Command,
+    CompiledTrigger,
+    is_there_offset,
+    left_offset,
+    soft_enable_offset,
+)
 from kprobes.resolve.hist import known_fields
 from kprobes.units import Addr
 from tests.build import arm64, machine
@@ -140,7 +146,8 @@ def test_an_event_pauses_anothers_as_often_as_it_may(isa: Isa) -> None:
     switched = with_triggers(switch, *texts, hists=(3, 4))
     three = with_triggers(counted, "traceon", "traceon", "hist:keys=a", "hist:keys=a:vals=a")
     found = Triggered(isa, three, switched)
-    found.set_words({left_offset(1): 2})
+    switches = [each.trigger for each in switched.triggers]
+    found.set_words({left_offset(1): 2, **{is_there_offset(each): 1 for each in switches}})
 
     def switch_by(argument: int) -> tuple[int, int]:
         found.hit(argument, site=1)

@@ -56,6 +56,20 @@ def test_traceon_records_its_own_event_unless_it_looks_at_it(isa: Isa) -> None:
 
 
 @EVERY_ISA
+@pytest.mark.parametrize("text", ["traceoff", "traceoff:3", "stop", "snapshot", "stacktrace"])
+def test_one_that_was_taken_away_does_nothing_where_its_code_still_is(isa: Isa, text: str) -> None:
+    event = make_event(isa, 0, [(text, 0), ("snapshot:5", 3)])
+    found = Triggered(isa, [event], Words(gone=frozenset([1])))
+
+    for argument in (2, 3, 4):
+        found.hit(event, argument)
+
+    check(found)
+    assert recorded(found) == [(1, argument, False) for argument in (2, 3, 4)]
+    assert (found.words().tracing, found.words().stopped, found.words().snapshots) == (1, 0, 2)
+
+
+@EVERY_ISA
 def test_a_trigger_sees_what_the_events_filter_rejects(isa: Isa) -> None:
     found = hit(isa, make_event(isa, 0, [("traceoff", 0)], least=5), [1, 9])
 

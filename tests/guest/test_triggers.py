@@ -13,12 +13,13 @@ from tests.build.definitions import read
 from tests.build.guest import DATA, make_memory
 
 _TRACING, _STOPPED, _SNAPSHOTS, _SOFT_ENABLES, _LEFT = 0, 8, 16, 64, 64 + 8 * 252
+_IS_THERE = _LEFT + 8 * 252
 
 
 @pytest.fixture
 def memory() -> GuestMemory:
     memory = make_memory()
-    memory.write(DATA, bytes(4096))
+    memory.write(DATA, bytes(8192))
     return memory
 
 
@@ -97,6 +98,34 @@ def test_a_change_that_is_refused_leaves_tracing_off_and_counts_used_up(
 
     assert word(memory, _TRACING) == 0
     assert words.left(first.triggers) == {1: 0}
+
+
+def test_what_is_taken_away_does_nothing_any_more(memory: GuestMemory, words: TriggerWords) -> None:
+    stop, off = trigger("stop", 2), trigger("traceoff:5", 3)
+    hist = replace(trigger("hist:keys=a", 4), soft_enable=7)
+    first = wanted(stop, off, hist, s7=True)
+    words.add(first)
+    words.soft_enable(first)
+    places = [_IS_THERE + 16, _IS_THERE + 24, _SOFT_ENABLES + 56]
+    assert [word(memory, place) for place in places] == [1, 1, 1]
+
+    # Not before the change: it may be refused.
+    words.add(wanted(off))
+    assert [word(memory, place) for place in places] == [1, 1, 1]
+    words.soft_enable(wanted(off))
+
+    assert [word(memory, place) for place in places] == [0, 1, 0]
+    instead = replace(hist, number=5)
+    words.add(wanted(hist, s7=True))
+    words.soft_enable(wanted(hist, s7=True))
+    words.add(wanted(instead, s7=True))
+    words.soft_enable(wanted(instead, s7=True))
+    assert word(memory, places[2]) == 1
+    words.add(first)
+    words.soft_enable(first)
+    assert [word(memory, place) for place in places] == [1, 1, 1]
+    words.begin(tracing_on=True)
+    assert [word(memory, place) for place in places] == [0, 0, 0]
 
 
 def test_counts_are_whole_once(memory: GuestMemory, words: TriggerWords) -> None:

@@ -1,9 +1,16 @@
 """Triggers: how the kernel lists them, which exclude each other, and where their words are."""
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.lang.trigger import parse_trigger
-from kprobes.model.trigger import MOST, WORDS_SIZE, left_offset, soft_enable_offset
+from kprobes.model.trigger import (
+    MOST,
+    WORDS_SIZE,
+    is_there_offset,
+    left_offset,
+    soft_enable_offset,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +37,13 @@ def test_events_may_have_each_kind_once() -> None:
     assert kinds[2] == kinds[3] != kinds[4]
 
 
-def test_words_are_a_page() -> None:
-    assert (soft_enable_offset(0), left_offset(MOST - 1) + 8) == (64, WORDS_SIZE)
+def test_words_are_one_after_the_other() -> None:
+    last = replace(parse_trigger("traceon").trigger, number=MOST - 1)
+    assert (soft_enable_offset(0), is_there_offset(last) + 8) == (64, WORDS_SIZE)
     assert soft_enable_offset(MOST - 1) + 8 == left_offset(0)
-    assert WORDS_SIZE == 4096
+    assert left_offset(MOST - 1) + 8 == is_there_offset(replace(last, number=0))
+
+
+def test_a_hist_trigger_is_there_where_its_own_word_says_so() -> None:
+    hist = replace(parse_trigger("hist:keys=a").trigger, number=3, soft_enable=9)
+    assert is_there_offset(hist) == soft_enable_offset(9)

@@ -96,6 +96,24 @@ def test_other_probes_are_armed_and_recorded_while_a_task_sleeps_in_a_call_of_ou
         assert [line for line in said.splitlines() if is_complaint(line)] == []
 
 
+def test_a_call_that_sleeps_through_a_counting_is_in_no_later_one(arch: str) -> None:
+    with kprobes.boot(MachineOptions(arch=arch)) as session:
+        machine = session.machine
+        assert machine is not None
+        assert machine.run(_NATIVE, PATIENCE_S).status == 0
+        session.options = replace(session.options, return_method=ReturnMethod.RETHOOK)
+        session.probe("r:out do_nanosleep")
+        counts: list[int] = []
+        for command in (_ASLEEP, "sleep 0.01", "kill $(cat /tmp/asleep); sleep 0.01"):
+            with session.counting("keys=common_cpu") as counted:
+                assert machine.run(command, PATIENCE_S).status == 0
+            counts.append(int(counted.read().hitcount.sum()))
+
+        assert counts == [1, 1, 1]
+        said = machine.run("dmesg", PATIENCE_S).output.decode().splitlines()
+        assert [line for line in said if is_complaint(line)] == []
+
+
 def allocated_bytes() -> int:
     """Return the bytes that a guest has allocated, by the only journal."""
     (found,) = journal.entries()

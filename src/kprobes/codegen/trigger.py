@@ -18,6 +18,7 @@ from kprobes.model.trigger import (
     WORD_TRACING_ON,
     Command,
     CompiledTrigger,
+    is_there_offset,
     left_offset,
     soft_enable_offset,
 )
@@ -96,12 +97,12 @@ def _fire(emitter: Emitter, triggers: Sequence[CompiledTrigger]) -> None:
         own = replace(emitter, probe=probe)
         own.emit_quick(skip)
         own.emit_rest(skip)
+        is_there, there = f.load(_word(emitter, is_there_offset(each.trigger))), f.label("there")
+        f.branch(f.compare("eq", is_there, 0), skip, there)
+        f.place(there)
         if each.hist is None:
             _act(emitter, each, skip)
         else:
-            counts, count = soft_enable_offset(each.trigger.soft_enable), f.label("count")
-            f.branch(f.compare("eq", f.load(_word(emitter, counts)), 0), skip, count)
-            f.place(count)
             hist.emit(own, each.hist)
         f.jump(skip)
         f.place(skip)

@@ -34,7 +34,6 @@ from kprobes.model.options import Wanted
 from kprobes.model.plan import Plan
 from kprobes.model.trigger import WORDS_SIZE, Trigger
 from kprobes.model.upcall import UpcallGroup
-from kprobes.ports import Text
 from kprobes.sinks.names import TraceSource
 from kprobes.units import MIB, Addr
 
@@ -206,17 +205,24 @@ class Allocator:
                     patcher.notes.change((), ())
         return all(each.instances is None for each in pool.retired)
 
-    def begin(self, guest: Guest, prepared: Prepared, wanted: Wanted) -> None:
+    def begin(
+        self, guest: Guest, patcher: TextPatcher | None, prepared: Prepared, wanted: Wanted
+    ) -> None:
         """Begin a recording, while nothing is armed: all that is counted begins at zero.
 
         Args:
             guest: that it is of.
+            patcher: whose code was in its memory, or None.
             prepared: what is armed first, as errors are of ``allocate``.
             wanted: what is recorded.
         """
         _, recorder = self.allocate(guest, prepared.new, prepared.waiting)
         recorder.begin()
-        self.tables.begin()
+        if patcher is not None and self.tables.size:
+            if any(each.instances is not None for each in patcher.linker.pool.retired):
+                self._free_retired(guest, patcher)
+            retired = patcher.linker.pool.retired
+            self.tables.begin([each for each in retired if each.instances is not None])
         if self.words is not None:
             with guest.readable():
                 self.words.begin(tracing_on=wanted.options.tracing_on)

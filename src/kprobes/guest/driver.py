@@ -478,7 +478,7 @@ class GuestDriver:
             self._warn(str(error))
 
     def _begin(self, prepared: Prepared, wanted: Wanted) -> None:
-        self._allocator.begin(self.guest, prepared, wanted)
+        self._allocator.begin(self.guest, self._patcher, prepared, wanted)
         self._recorded = {}
         if self._patcher is None or self._allocator.tidy(self.guest, self._patcher):
             # No call in progress returns to code that still has their numbers.

@@ -5,15 +5,16 @@ once, and an entry is looked at when its mark says that it is whole: a hit that 
 seen the next time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from kprobes.errors import RefusedError
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.rings import MappedRange
+from kprobes.guest.room import Retired
 from kprobes.histogram import Histogram, merged, objects, of_entries
 from kprobes.model.events import Column
 from kprobes.model.filter import Header
@@ -43,33 +44,44 @@ Words = NDArray[np.uint64]
 
 
 class _Memory(Struct, kw_only=True, eq=False):
-    # Of one table; ``table`` is what it is used for, or None.
+    # Of one table; ``table`` is what it is used for, or None. Calls in progress may return to code
+    # that counts in it; ``held`` is what was let go of with it, and is not free yet.
     addr: Addr
     size: int
     data: MappedRange
     table: HistTable | None = None
+    held: list[Retired] = field(default_factory=list[Retired])
 
 
 class HistTables:
     """The tables of one session, in memory that is kept until its end.
 
     One that is given up while a recording runs is not used again by that: a hit on its way may
-    still count in it.
+    still count in it. Nor is one in which a call counts that is in progress when a recording ends.
     """
 
     def __init__(self) -> None:
         """Have none yet."""
         self._memories: list[_Memory] = []
+        self._retired: Sequence[Retired] = ()
 
     @property
     def size(self) -> int:
         """Bytes of the guest's memory that tables take which are used."""
         return sum(each.size for each in self._memories if each.table is not None)
 
-    def begin(self) -> None:
-        """Let go of all tables: a recording begins, and nothing is armed."""
+    def begin(self, retired: Sequence[Retired] = ()) -> None:
+        """Let go of all tables: a recording begins, and nothing is armed.
+
+        Args:
+            retired: code that is not free yet, as calls in progress may return to it.
+        """
+        since = [each for each in retired if not _is_among(each, self._retired)]
         for each in self._memories:
+            held = [one for one in each.held if _is_among(one, retired)]
+            each.held = held if each.table is None else since
             each.table = None
+        self._retired = retired
 
     def take(
         self, table: HistTable, memory: GuestMemory, cpus: int, allocate: Callable[[int], Addr]
@@ -96,8 +108,8 @@ class HistTables:
                         "events that are counted: rename them"
                     )
                 return each.addr
-        unused = (each for each in self._memories if each.table is None and each.size >= size)
-        found = next(unused, None)
+        unused = (each for each in self._memories if each.table is None and not each.held)
+        found = next((each for each in unused if each.size >= size), None)
         if found is None:
             addr = allocate(size)
             found = _Memory(addr=addr, size=size, data=MappedRange(memory, addr, size))
@@ -123,6 +135,11 @@ class HistTables:
                 parts = [data[cpu * table.size :][: table.size] for cpu in range(cpus)]
                 return merged([_read(table, part, source) for part in parts])
         return None
+
+
+def _is_among(one: Retired, others: Iterable[Retired]) -> bool:
+    # Other code may have come to the same place.
+    return any(one is other for other in others)
 
 
 def _read(table: HistTable, data: NDArray[np.uint8], source: TraceSource) -> Histogram:

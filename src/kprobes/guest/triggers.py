@@ -13,6 +13,7 @@ from kprobes.model.trigger import (
     Command,
     SoftEnable,
     Trigger,
+    is_there_offset,
     left_offset,
     soft_enable_offset,
 )
@@ -32,13 +33,13 @@ class TriggerWords:
         self._data = MappedRange(memory, addr, WORDS_SIZE)
         # Triggers whose count is there, of this recording; and those that it has now.
         self._counted: set[int] = set()
-        self._present: set[int] = set()
+        self._present: dict[int, Trigger] = {}
         self._soft_enables: dict[int, SoftEnable] = {}
         self._checks_tracing_on = False
 
     def begin(self, *, tracing_on: bool) -> None:
         """Begin a recording, while nothing is armed: all counts are whole again."""
-        self._counted, self._present = set(), set()
+        self._counted, self._present = set(), {}
         self._soft_enables, self._checks_tracing_on = {}, True
         self._data.write(0, bytes(WORDS_SIZE))
         self._data.set_u64(WORD_TRACING_ON, int(tracing_on))
@@ -50,8 +51,10 @@ class TriggerWords:
             # Whatever a trigger left there that was taken away: it was on again since.
             self._data.set_u64(WORD_TRACING_ON, 1)
         for each in triggers:
-            if each.number not in self._counted & self._present:
+            if each.number not in self._counted & self._present.keys():
                 self._data.set_u64(left_offset(each.number), each.count or 0)
+                if each.command is not Command.HIST:
+                    self._data.set_u64(is_there_offset(each), 1)
         # Of those that go the count stays: it is asked for, and a change may be refused.
         self._counted |= {each.number for each in triggers}
         self._set(
@@ -59,9 +62,19 @@ class TriggerWords:
         )
 
     def soft_enable(self, wanted: Wanted) -> None:
-        """Enable and disable events whose state has changed otherwise than by triggers."""
+        """Enable and disable events whose state has changed otherwise than by triggers.
+
+        Those that were taken away do nothing any more, whoever still comes to their code.
+        """
         self._checks_tracing_on = wanted.checks_tracing_on
-        self._present = {each.number for each in wanted.triggers}
+        present = {each.number: each for each in wanted.triggers}
+        for number in self._present.keys() - present.keys():
+            gone = self._present[number]
+            self._data.set_u64(is_there_offset(gone), 0)
+            if gone.command is Command.HIST:
+                # The word may be another one's at once.
+                self._soft_enables.pop(gone.soft_enable, None)
+        self._present = present
         found = wanted.soft_enables
         self._set({n: each for n, each in found.items() if self._soft_enables.get(n) != each})
         self._soft_enables = dict(found)

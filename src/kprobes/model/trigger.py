@@ -141,15 +141,20 @@ class CompiledTrigger(Struct, frozen=True, kw_only=True):
 #     0            8         16          64                           64 + 8 * MOST
 #     [tracing_on] [stopped] [snapshots] [soft enable 0, 1, ...]      [left of 0, of 1, ...]
 #
+#     64 + 16 * MOST
+#     [is there 0, 1, ...]
+#
 # ``tracing_on`` and a soft enable are 1 where events are recorded, and 0 where they are not: the
 # latter is EVENT_FILE_FL_SOFT_DISABLED of one event. So has a hist trigger one, 0 while it is
-# paused. A trigger without a count looks at none.
+# paused. A trigger that was taken away is not there, and its hist trigger's soft enable is 0: a
+# call in progress may still return to code that has it.
 WORD_TRACING_ON, WORD_STOPPED, WORD_SNAPSHOTS = 0, 8, 16
 MOST = 252
 """Triggers of a session, and events in soft mode; number 0 is nobody's."""
 _SOFT_ENABLES = 64
 _LEFT = _SOFT_ENABLES + 8 * MOST
-WORDS_SIZE = _LEFT + 8 * MOST
+_IS_THERE = _LEFT + 8 * MOST
+WORDS_SIZE = _IS_THERE + 8 * MOST
 
 
 def soft_enable_offset(number: int) -> int:
@@ -160,3 +165,10 @@ def soft_enable_offset(number: int) -> int:
 def left_offset(number: int) -> int:
     """Return where the count of a trigger is among the words."""
     return _LEFT + 8 * number
+
+
+def is_there_offset(trigger: Trigger) -> int:
+    """Return where the words say whether a trigger does anything."""
+    if trigger.command is Command.HIST:
+        return soft_enable_offset(trigger.soft_enable)
+    return _IS_THERE + 8 * trigger.number
