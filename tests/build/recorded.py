@@ -127,7 +127,7 @@ class Recorded:
         taken: list[Committed] = []
         for ring, (traced, kept) in zip(self.rings, self._readers, strict=True):
             decoded += traced.read(ring.head, self._shapes, self.clock)
-            taken += kept.take(ring.head, self._shapes)
+            taken += kept.take(ring.head, self._shapes, 1 << 40)
             assert traced.tail == kept.tail
             ring.tail = kept.tail
         self.traced.append(self._merger.push(decoded))

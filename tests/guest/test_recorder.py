@@ -422,6 +422,41 @@ def test_a_writer_gets_what_would_be_drained() -> None:
     assert recorder.counts().recorded == {1: count, 2: 1}
 
 
+def test_of_much_a_look_keeps_a_part_and_the_order_is_that_of_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most = 20 * PLAIN.size
+    monkeypatch.setattr("kprobes.guest.recorder._MOST_KEPT", CPUS * most)
+    monkeypatch.setattr("kprobes.guest.recorder._LOOKS", 2)
+    monkeypatch.setattr("kprobes.ring.reader._MOST", 10 * PLAIN.size)
+    monkeypatch.setattr("kprobes.recording._MAX_ROUND", (CPUS + 1) * most)
+    recorder, writers, _, _ = _guest(PLAIN)
+    file, count = Memory(), RING // PLAIN.size
+    with FileWriter(file) as recorder.writer:
+        recorder.writer.begin(KERNEL, SYMBOLS)
+        for ts in range(count):
+            writers[ts // 7 % CPUS].write(Hit(layout=PLAIN, counter=ts, values=(ts & 0xFFFF,)))
+        assert _rest(recorder) == []
+
+    assert _kept(file) == list(range(count))
+    assert recorder.counts().recorded == {1: count}
+
+
+def test_what_is_never_committed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kprobes.guest.recorder._MOST_KEPT", CPUS * PLAIN.size)
+    recorder, (writer, other), _, _ = _guest(PLAIN)
+    file = Memory()
+    with FileWriter(file) as recorder.writer:
+        recorder.writer.begin(KERNEL, SYMBOLS)
+        writer.write(Hit(layout=PLAIN, counter=1, values=(1,)), is_committed=False)
+        for ts in range(2, 9):
+            for each in (writer, other):
+                each.write(Hit(layout=PLAIN, counter=ts, values=(ts,)))
+        assert _rest(recorder) == []
+
+    assert _kept(file) == list(range(2, 9))
+
+
 def test_what_cannot_be_written_stays_in_the_ring() -> None:
     recorder, (writer, _), memory, arena = _guest(PLAIN)
     before = memory.u64(arena.words(0) + PERCPU_LIMIT)

@@ -32,6 +32,7 @@ from kprobes.ring.merge import Merger
 from kprobes.ring.reader import Geometry, RingReader
 from kprobes.transport.ram import StubRam
 from kprobes.transport.stub import Stub
+from kprobes.units import MIB
 
 _STANDS = (
     "the guest's clock stands still between its ticks: its kernel uses no counter that is finer; "
@@ -42,6 +43,8 @@ _LATE_SHARE = 8
 """Of the rings: where a look finds more than this part of them full, it is compressed in haste."""
 _LOOKS = 16
 """At the rings, at most, one right after the other."""
+_MOST_KEPT = 192 * MIB
+"""Bytes that one look takes for a recording: a reader holds no more of one; see ``recording``."""
 _PARTS = (
     "the counters of the guest's CPUs differ: time stamps of different CPUs cannot be compared. "
     "`--clock local` or `x86-tsc` shows each CPU's own time"
@@ -84,6 +87,8 @@ class Recorder:
         self.words: TriggerWords | None = None
         self._snapshots: int = 0
         self.is_stopped = False
+        # Whether the last look has left some of what was there to be kept.
+        self._is_cut = False
         # Raw counters do not stand; a guest's function may give the time of its last tick.
         self._may_stand, self._may_part = clock.function is not None, True
         self._shapes = Shapes()
@@ -186,6 +191,8 @@ class Recorder:
         """Yield everything that is left; no probe is armed any more."""
         with suppress(GuestReplacedError):
             yield self.drain()
+            while self._is_cut:
+                yield self.drain()
         yield self._merger.finish()
 
     def counts(self) -> Counts:
@@ -273,12 +280,12 @@ class Recorder:
         self.clock.refresh()
         since_ns, self._previous_ns = self._previous_ns, time.time_ns()
         size = 0
-        heads = [ring.head for ring in self._rings]
+        heads, most = [ring.head for ring in self._rings], _MOST_KEPT // len(self._rings)
         pairs = zip(heads, self._readers, strict=True)
-        waiting = sum((head - reader.tail) & POSITION_MASK for head, reader in pairs)
-        is_late = waiting > len(self._rings) * self._arena.ring_size // _LATE_SHARE
+        waiting = [(head - reader.tail) & POSITION_MASK for head, reader in pairs]
+        is_late = sum(waiting) > len(self._rings) * self._arena.ring_size // _LATE_SHARE
         for ring, reader, head in zip(self._rings, self._readers, heads, strict=True):
-            for each in reader.take(head, self._shapes):
+            for each in reader.take(head, self._shapes, most):
                 self._tell_clock(each)
                 # Whose records were found was added before.
                 writer.write_chunk(self._take_new(), self.clock.now, each, is_late=is_late)
@@ -288,6 +295,7 @@ class Recorder:
                 size += len(each.chunk.data)
             ring.free(reader.tail)
             reader.note_lost(ring.lost)
+        self._is_cut = max(waiting) > most and size > 0
         self._check_parts()
         layouts = self._take_new()
         with self._lock:
@@ -302,7 +310,7 @@ class Recorder:
             )
         with self._lock:
             self._end_events()
-        return is_late
+        return is_late or self._is_cut
 
     def _take_new(self) -> list[RecordLayout]:
         with self._lock:

@@ -206,23 +206,26 @@ class RingReader:
                 break
         return done
 
-    def take(self, head: int, shapes: Shapes) -> Iterator[Committed]:
+    def take(self, head: int, shapes: Shapes, most: int) -> Iterator[Committed]:
         """Yield what was committed up to ``head`` as bytes, not decoded; else as ``read``.
 
         Args:
             head: position up to which the guest has reserved.
             shapes: of all events whose records may be there.
+            most: bytes in which the records begin that are taken; others come later, as if one
+                before them were not committed.
 
         Raises:
             RingError: the guest's head is none that our writer could have reached.
         """
         self._check(head)
-        for chunk in self._chunks(head):
+        ahead = (head - self.tail) & POSITION_MASK
+        for chunk in self._chunks((self.tail + min(ahead, most)) & POSITION_MASK):
             committed = _commit(chunk, shapes)
             end = chunk.position + len(committed.chunk.data) & POSITION_MASK
             self.tail = head if committed.is_lost else end
             self.damaged += committed.damaged
-            yield committed
+            yield committed if ahead <= most else replace(committed, is_blocked=True)
             if committed.is_blocked:
                 break
 
