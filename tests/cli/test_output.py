@@ -107,6 +107,16 @@ def test_looking_whether_a_file_can_be_written_leaves_it_as_it_is(tmp_path: Path
     assert file.read_text() == "precious"
 
 
+def test_looking_leaves_no_file_that_was_not_there(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("target.txt")
+
+    check_writable(tmp_path / "out.txt")
+    check_writable(link)
+
+    assert list(tmp_path.iterdir()) == [link]
+
+
 def test_a_file_is_emptied_and_can_be_read_and_sought(tmp_path: Path) -> None:
     file = tmp_path / "out.txt"
     file.write_text("old")

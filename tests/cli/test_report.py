@@ -1,10 +1,15 @@
 """``kprobe report`` and ``kprobe info`` on recordings of no guest."""
 
+import fcntl
 import io
+import os
 import re
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from msgspec.structs import replace
@@ -49,6 +54,58 @@ def test_a_report_is_the_traces_text(
     # A file has the number of events in its header.
     assert to_file == (0, b"", "")
     assert (tmp_path / "out.txt").read_bytes() == text_of(traced.traced)
+
+
+def test_after_ctrl_c_what_a_pipe_still_brings_is_printed(
+    path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, data = run(capsysbinary, "report", path), path.read_bytes()
+    monkeypatch.setattr("kprobes.cli.report._FINISH_S", 100.0)
+
+    def write(pipe: BinaryIO) -> None:
+        pipe.write(data[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGINT)
+        pipe.write(data[len(data) // 2 :])
+
+    with fed(monkeypatch, write):
+        assert run(capsysbinary, "report", "-") == whole
+
+
+def test_after_ctrl_c_a_pipe_that_does_not_end_is_not_waited_for(
+    path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kprobes.cli.report._FINISH_S", 0.05)
+    is_over = threading.Event()
+
+    def write(pipe: BinaryIO) -> None:
+        pipe.write(path.read_bytes())
+        os.kill(os.getpid(), signal.SIGINT)
+        is_over.wait(100)
+
+    with fed(monkeypatch, write):
+        status, _, err = run(capsysbinary, "report", "-")
+        is_over.set()
+
+    assert (status, err) == (130, "kprobe: interrupted\n")
+
+
+@contextmanager
+def fed(monkeypatch: pytest.MonkeyPatch, write: Callable[[BinaryIO], None]) -> Generator[None]:
+    """Have standard input be a pipe that a thread writes to, and closes."""
+    reader, writer = os.pipe()
+    # What is written was read, but for a page.
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+
+    def feed() -> None:
+        with os.fdopen(writer, "wb", buffering=0) as pipe:
+            write(pipe)
+
+    with os.fdopen(reader) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        thread = threading.Thread(target=feed)
+        thread.start()
+        yield
+        thread.join()
 
 
 Kept = Callable[[dict[str, Any]], bool]
@@ -233,6 +290,7 @@ def test_csv_is_what_a_converted_file_has(
     ("words", "told"),
     [
         (["--format", "csv"], "a table of one event"),
+        (["--format", "csv", "--fields", "a0", "--event", "read", "--event", "e2"], "one event"),
         (["--top", "5"], "--top needs --sort"),
         (["-O", "raw", "--format", "json"], "-O raw is for text, not for --format json"),
         (["-O", "record-tgid", "--format", "csv"], "-O record-tgid is for text, not for --format"),

@@ -229,15 +229,18 @@ def check_apart(file: Path, out: Path) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Find out early whether a file can be written; what it holds stays for now.
+    """Find out early whether a file can be written; it is as before, and there only if it was.
 
     Raises:
         UsageError: it cannot.
     """
     if path.exists() and not path.is_file():
         return
+    is_new, file = not path.exists(), path.resolve()
     try:
-        path.open("ab").close()
+        file.open("ab").close()
+        if is_new:
+            file.unlink()
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
@@ -257,7 +260,7 @@ def open_output(path: Path, *, goes_on: bool = False) -> WholeFile:
             file = WholeFile(path, "r+b")
             file.seek(0, os.SEEK_END)
             return file
-        return WholeFile(path, "w+b" if path.is_file() else "wb")
+        return WholeFile(path, "w+b" if path.is_file() or not path.exists() else "wb")
     except OSError as error:
         raise KprobesError(f"cannot write {path}: {error.strerror}") from error
 

@@ -1,6 +1,7 @@
 """``kprobe report``: print what a recording has, as ``kprobe trace`` would have printed it."""
 
 import argparse
+import sys
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -46,6 +47,8 @@ Exit status: 0 done, 1 the file is damaged (what is whole is printed) or no reco
 DEFAULT = Path("kprobe.rec")
 _NS_PER_S = 10**9
 _U64 = (1 << 64) - 1
+_FINISH_S = 1.0
+"""After Ctrl-C, for the rest of a pipe, whose writer ends, too. `Output` has more time."""
 _NAMED = 4
 """Events that one message names."""
 
@@ -170,7 +173,10 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         check_writable(args.output)
     with paged(out, is_wanted=args.pager and args.output is None) as shown, Stop() as stop:
         if len(args.file) == 1:
-            return _report(args, args.file[0], shown, stop)
+            if is_piped := str(args.file[0]) == "-" and not sys.stdin.buffer.seekable():
+                stop.defer(at_most_s=_FINISH_S)
+            check = _go_on if is_piped else stop.check
+            return _report(args, args.file[0], (shown, stop), check)
         from kprobes.cli.report_several import report_several
 
         return report_several(args, shown, stop)
@@ -195,13 +201,22 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--count and --hist are of one recording")
 
 
-def _report(args: argparse.Namespace, path: Path, out: BinaryIO, stop: "Stop") -> int:
+def _go_on() -> None:
+    pass
+
+
+def _report(
+    args: argparse.Namespace,
+    path: Path,
+    to: "tuple[BinaryIO, Stop]",
+    check: "Callable[[], None]",
+) -> int:
     from kprobes.cli.output import Output, open_output
     from kprobes.open_recording import opened_recording
     from kprobes.sinks import REBOOT_MARKS
     from kprobes.sinks.fields import Fields
 
-    fields = Fields(args.fields)
+    (out, stop), fields = to, Fields(args.fields)
     with opened_recording(path) as recording:
         for number, boot in enumerate(recording.boots()):
             choice = Choice(args, boot.source)
@@ -211,7 +226,7 @@ def _report(args: argparse.Namespace, path: Path, out: BinaryIO, stop: "Stop") -
             )
             if number and args.format in REBOOT_MARKS:
                 output.mark = REBOOT_MARKS[args.format](boot.kernel.release)
-            print_events(args, output, map(choice.of, boot.rounds), stop)
+            print_events(args, output, map(choice.of, boot.rounds), check)
             choice.check()
             if output.is_gone:
                 return 0
@@ -236,7 +251,10 @@ def _tell_unprinted(recording: "EventFile") -> None:
 
 
 def print_events(
-    args: argparse.Namespace, output: "Output", rounds: "Iterable[Events]", stop: "Stop"
+    args: argparse.Namespace,
+    output: "Output",
+    rounds: "Iterable[Events]",
+    check: "Callable[[], None]",
 ) -> None:
     """Print events, in the order that is asked for.
 
@@ -244,13 +262,13 @@ def print_events(
         args: the options.
         output: where they go; it is closed.
         rounds: that are meant, oldest first.
-        stop: of this process.
+        check: raises what ends it, between any two of them.
     """
     try:
         output.begin()
-        for events in rounds if args.sort is None else _sorted(args, rounds, stop):
+        for events in rounds if args.sort is None else _sorted(args, rounds, check):
             output.write(events)
-            stop.check()
+            check()
             if output.is_gone:
                 break
     finally:
@@ -259,14 +277,14 @@ def print_events(
 
 
 def _sorted(
-    args: argparse.Namespace, rounds: "Iterable[Events]", stop: "Stop"
+    args: argparse.Namespace, rounds: "Iterable[Events]", check: "Callable[[], None]"
 ) -> "Iterator[Events]":
     from kprobes.ordering import GreatestFirst
 
     greatest = GreatestFirst(args.sort, args.top)
     for events in rounds:
         greatest.take(events)
-        stop.check()
+        check()
     yield greatest.ordered()
     if greatest.left_out:
         print_message(f"kprobe: {counted(greatest.left_out, 'event')} without {args.sort}")

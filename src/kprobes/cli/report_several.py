@@ -64,7 +64,7 @@ def _print(
 
     stream = out if args.output is None else open_output(args.output)
     output = Output(stream, sink, is_ours=stream is not out, stop=stop)
-    print_events(args, output, in_one_order(list(map(events_of, boots))), stop)
+    print_events(args, output, in_one_order(list(map(events_of, boots))), stop.check)
     for choice in choices.values():
         choice.check()
     fields.check()

@@ -55,7 +55,7 @@ class CsvSink:
         """Write and flush one line per event.
 
         Raises:
-            UsageError: an event with other columns than those before.
+            UsageError: another event than those before, or one with other columns.
         """
         for index, batch in enumerate(events.batches):
             if (events.batch == index).any():
@@ -89,7 +89,7 @@ class CsvSink:
             self._layout = layout
             if not self._is_rebooted:
                 self._out.write(header_line(layout))
-        elif header_of(self._layout) != header_of(layout):
+        elif _table_of(self._layout) != _table_of(layout):
             raise UsageError(_SEVERAL.format(self._layout.event, layout.event))
 
     def _column(self, field: Field, values: Column, faulted: Mask | None) -> list[Any]:
@@ -116,6 +116,10 @@ class CsvSink:
 
     def _symbol(self, addr: int) -> str:
         return valid_text(self._names.symbol(addr))
+
+
+def _table_of(layout: RecordLayout) -> tuple[str, str, Header]:
+    return layout.group, layout.event, header_of(layout)
 
 
 class _Lines(list[bytes]):
