@@ -68,8 +68,8 @@ class ByHand(GuestDriver):
 
     def abi(self) -> GuestAbi:
         """Return the constants that code for this guest has."""
-        arena, _ = self._allocator.allocate(self.guest, (), ())
-        return self._allocator.abi(self.guest, arena.programs[:1])
+        self._allocator.allocate(self.guest, (), ())
+        return self._allocator.abi(self.guest)
 
 
 def _placed(patcher: TextPatcher, template: Template, plan: Plan) -> Program:

@@ -2,8 +2,8 @@
 
 import csv
 import io
-import re
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
