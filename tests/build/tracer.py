@@ -231,6 +231,20 @@ def _fail_at_beginning(
     AllocationLog.begin = told
 
 
+def _fail_at_result(number: int, fail: Fail) -> None:
+    end = AllocationLog.end
+    left = itertools.count(number, -1)
+
+    def told(self: AllocationLog, result: int) -> None:
+        if next(left) == 0:
+            fail()
+        end(self, result)
+        if next(left) == 0:
+            fail()
+
+    AllocationLog.end = told
+
+
 def _fail_at_freeing(number: int, fail: Fail) -> None:
     _fail_at_beginning(number, fail, lambda call: call.returns is not None)
 
@@ -247,11 +261,12 @@ def _fail_in_call(number: int, fail: Fail) -> None:
         allocates: Allocation | None = None,
         returns: Allocation | None = None,
         timeout_s: float = _DEADLINE_S,
+        mark: Callable[[int], None] = inject.nothing_of,
     ) -> int:
         nonlocal is_it
         is_it = next(left) == 0
         what = {"allocates": allocates, "returns": returns}
-        return call(self, function, *args, **what, timeout_s=timeout_s)
+        return call(self, function, *args, **what, timeout_s=timeout_s, mark=mark)
 
     def told(self: Stub, timeout_s: float) -> StopReply | None:
         nonlocal is_it
@@ -286,6 +301,7 @@ _POINTS: dict[str, Callable[[int, Fail], None]] = {
     "record": _fail_at_record,
     "begun": _fail_at_beginning,
     "frees": _fail_at_freeing,
+    "result": _fail_at_result,
     "call": _fail_in_call,
     "sent": _fail_when_sent,
 }

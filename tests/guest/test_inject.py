@@ -2,11 +2,12 @@
 
 import struct
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.registers import NAMES, STUB_NAMES
 from kprobes.errors import (
@@ -17,7 +18,7 @@ from kprobes.errors import (
     TargetError,
 )
 from kprobes.formats.rsp import StopReply
-from kprobes.guest.allocations import AllocationLog
+from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.inject import CallInjector, Returned
 from kprobes.transport.stub import Stub
@@ -238,6 +239,30 @@ def test_a_call_may_end_on_another_vcpu() -> None:
     with injector.task() as task:
         assert task.call(Addr(FUNCTION)) == 7
         assert task.thread == 2
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_what_proves_that_memory_is_there_is_written_before_anybody_knows_of_the_memory(
+    is_interrupted: bool,
+) -> None:
+    cpus, memory, _ = _guest()
+    allocations = AllocationLog()
+    injector = CallInjector(cast("Stub", cpus), memory, KERNEL, allocations)
+    _caught(cpus)
+    cpus.script.append(_returns(cpus, 1, 0x5000))
+    seen: list[tuple[int, bool]] = []
+
+    def mark(addr: int) -> None:
+        seen.append((addr, allocations.call is not None))
+        if is_interrupted:
+            raise KeyboardInterrupt
+
+    new = Allocation(kind=Kind.DATA, addr=0, size=64)
+    with suppress(KeyboardInterrupt), injector.task() as task:
+        task.call(Addr(FUNCTION), allocates=new, mark=mark)
+
+    assert seen == [(0x5000, True)]
+    assert allocations.live == (replace(new, addr=0x5000),)
 
 
 def test_somebody_else_at_the_return_trap_is_not_taken_for_our_task() -> None:

@@ -71,7 +71,7 @@ def _the_guest_is_well_afterwards(scene: Scene) -> Generator[None]:
     yield
     assert scene.is_well_within(5) is not None, scene.witness.changes()
     assert scene.is_let_go_within(SETTLED_S)
-    assert scene.allocated() == []
+    assert scene.allocated() == [], [each.read_text() for each in scene.home.journals]
     for journal in scene.home.journals:
         # Killed before there was a guardian, and long before there was anything to put back.
         assert read(journal).is_done
@@ -287,6 +287,12 @@ def test_killed_in_each_call_of_the_guests_functions_it_is_left_well(scene: Scen
     assert fail_everywhere(scene, "call") >= 6
 
 
+@ONCE
+def test_killed_before_and_after_each_result_is_noted_it_is_left_well(scene: Scene) -> None:
+    # Of four allocations and as many times that something is given back.
+    assert fail_everywhere(scene, "result") >= 12
+
+
 def test_killed_before_the_first_call_of_a_task_that_call_is_made_after_all(scene: Scene) -> None:
     with scene.tracer(ONE, "--fail", "frees:0", "--with-guardian") as tracer:
         tracer.go_on()
@@ -372,6 +378,8 @@ def test_killed_at_random_instants_it_is_left_well(
             took = scene.is_well_within(AGAIN_S)
             assert took is not None, f"{tried} killed before: {scene.witness.changes()}"
             assert scene.is_let_go_within(SETTLED_S), f"{tried} killed before"
+            left = [each.read_text() for each in scene.home.journals]
+            assert scene.allocated() == [], f"{tried} killed before: {left}"
         tried, slowest = tried + 1, max(slowest, took)
     record_property("killed", tried)
     record_property("slowest_s", round(slowest, 3))

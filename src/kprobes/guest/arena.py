@@ -14,7 +14,7 @@ from kprobes.codegen.breakpoint import BLOCK_SIZE
 from kprobes.errors import TargetError, UsageError
 from kprobes.guest.allocations import Allocation, Kind
 from kprobes.guest.guest import GuestMemory
-from kprobes.guest.inject import CallInjector, Task
+from kprobes.guest.inject import CallInjector, Task, nothing_of
 from kprobes.guest.kernel_abi import first_of, per_cpu_bases
 from kprobes.guest.release import CodeMemory, allocate_code, allocate_module_code, free
 from kprobes.model.abi import (
@@ -213,10 +213,16 @@ def allocate(
     ring = size.ring or fitting_ring(sum(n for _, n in memory.ram.runs), len(bases))
     with injector.task() as task, ExitStack() as undo:
         undo.callback(free, task, kernel)
-        # First, with its mark: a killed tracer's memory is given back only where that is found.
+        # First, with its mark: a killed tracer's memory is given back only where that is found. So
+        # it is there before anybody knows of the memory.
         before = _notes(data_size(len(bases), ring, size.instances))
-        data = _allocate_data(task, kernel, before + NOTES_PAGE + size.patches * UNDO_SIZE, "rings")
-        note(notes := Addr(data + before), data)
+
+        def mark(data: int) -> None:
+            if data:
+                note(Addr(data + before), Addr(data))
+
+        data_bytes = before + NOTES_PAGE + size.patches * UNDO_SIZE
+        data = _allocate_data(task, kernel, data_bytes, "rings", mark)
         code = allocate_code(task, kernel, size.code, like=data)
         module_code = allocate_module_code(task, kernel, size.code)
         percpu = _allocate_percpu(task, kernel)
@@ -231,7 +237,7 @@ def allocate(
         ring_size=ring,
         instances=Addr(data + data_size(len(bases), ring)),
         instances_size=size.instances,
-        notes=notes,
+        notes=Addr(data + before),
         patches=size.patches,
     )
 
@@ -304,11 +310,17 @@ def _notes(end: int) -> int:
     return -(-end // NOTES_PAGE) * NOTES_PAGE
 
 
-def _allocate_data(task: Task, kernel: Kernel, size: int, what: str) -> Addr:
+def _allocate_data(
+    task: Task,
+    kernel: Kernel,
+    size: int,
+    what: str,
+    mark: Callable[[int], None] = nothing_of,
+) -> Addr:
     allocation = Allocation(kind=Kind.DATA, addr=0, size=size)
     function = first_of(kernel, "vzalloc_noprof", "vzalloc")
     return _checked(
-        task.call(function, allocation.size, allocates=allocation),
+        task.call(function, allocation.size, allocates=allocation, mark=mark),
         f"{-(-size // MIB)} MiB of {what}",
     )
 

@@ -128,6 +128,11 @@ class ReturnTrap(Struct, frozen=True, kw_only=True):
         _set_registers(self.debugger, thread, after, self.check)
 
 
+def nothing_of(result: int) -> None:
+    """Do nothing with what a call has returned."""
+    del result
+
+
 class Task(Struct, kw_only=True):
     """A task of the guest that runs what we say.
 
@@ -155,6 +160,7 @@ class Task(Struct, kw_only=True):
         allocates: Allocation | None = None,
         returns: Allocation | None = None,
         timeout_s: float = _CALL_S,
+        mark: Callable[[int], None] = nothing_of,
     ) -> int:
         """Call a function of the guest with some numbers and return its result.
 
@@ -164,6 +170,7 @@ class Task(Struct, kw_only=True):
             allocates: what it allocates, at address 0 when the result will be the address.
             returns: what it frees.
             timeout_s: how long it may take.
+            mark: given the result before that is noted: what proves that the guest has it.
 
         Raises:
             TargetError: it did not come back in time.
@@ -186,7 +193,7 @@ class Task(Struct, kw_only=True):
         self.is_calling = True
         registers = {**setup.registers, trap.info.number: self.allocations.calls}
         self.change(_bytes(setup), registers)
-        return self.finish(timeout_s)
+        return self.finish(timeout_s, mark)
 
     def change(self, frame: bytes, registers: Mapping[str, int]) -> None:
         """Write to the task's frame and its registers.
@@ -207,8 +214,8 @@ class Task(Struct, kw_only=True):
                     memory.write(place, before)
             raise
 
-    def finish(self, timeout_s: float) -> int:
-        """Wait for the call that is under way and return its result.
+    def finish(self, timeout_s: float, mark: Callable[[int], None] = nothing_of) -> int:
+        """Wait for the call that is under way and return its result; see ``call``.
 
         Raises:
             TargetError: it did not come back in time.
@@ -221,7 +228,10 @@ class Task(Struct, kw_only=True):
             self.trap.check()
             raise
         self.thread, self.is_calling = returned.thread, False
-        self.allocations.end(returned.result)
+        try:
+            mark(returned.result)
+        finally:
+            self.allocations.end(returned.result)
         return returned.result
 
 

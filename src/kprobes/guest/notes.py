@@ -20,13 +20,14 @@ The guest may be hostile, and have written this itself: what it says is used for
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any, cast
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.errors import MemoryFault
 from kprobes.guest.allocations import Allocation, AllocationLog, Call, Kind
@@ -142,8 +143,10 @@ def _offset(slot: int) -> int:
 
 
 def begin_notes(memory: GuestMemory, addr: Addr, allocation: Addr, journal: Journal) -> None:
-    """Write notes without patches into memory that was just allocated; return where they are."""
-    live = _live(journal.allocations)
+    """Write notes without patches into memory that a call has allocated, as it is being noted."""
+    call = journal.allocations.call
+    new = None if call is None else call.allocates
+    live = _live(journal.allocations, () if new is None else (replace(new, addr=allocation),))
     memory.write(addr, _HEAD.pack(MAGIC, journal.mark, journal.state, addr, len(live), 0) + live)
     journal.noted = journal.state
     journal.note_mark(
@@ -167,11 +170,10 @@ def _record(patch: ArmedPatch) -> bytes:
     return _UNDO.pack(patch.addr, len(patch.old), patch.old, patch.new)
 
 
-def _live(allocations: AllocationLog) -> bytes:
+def _live(allocations: AllocationLog, more: Iterable[Allocation] = ()) -> bytes:
+    live = (*allocations.live, *more)
     info: dict[str, Any] = {
-        "loans": [
-            [allocation.kind, allocation.addr, allocation.size] for allocation in allocations.live
-        ],
+        "loans": [[allocation.kind, allocation.addr, allocation.size] for allocation in live],
         "frames": [[f.addr, f.count, f.stride, f.trampoline] for f in allocations.instances],
     }
     room = NOTES_PAGE - _HEAD.size

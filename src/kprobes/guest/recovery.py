@@ -175,8 +175,9 @@ def _unreachable(entry: Entry, error: UnreachableError) -> Restored:
 
 
 _DONE_TWICE = frozenset({Kind.NOTIFIER, Kind.ROX})
-_LATE_S = 2.0
-"""For a call whose tracer was killed: it may have come back before, and nobody has seen it."""
+_LATE_S = 10.0
+"""For a call whose tracer was killed: it may have come back before, and nobody has seen it. What is
+not waited for is the guest's no more, and a busy machine takes seconds."""
 
 
 def free_after_crash(stub: Stub, entry: Entry, left: Sequence[ArmedPatch]) -> tuple[int, int]:
