@@ -17,6 +17,7 @@ from kprobes.cli import guest as guest_command
 from kprobes.cli import main
 from kprobes.transport.qemu import Machine
 from tests.build.command import OPEN, WAIT_S, Command, read_line
+from tests.build.objects import FOLDER
 from tests.build.recorded import recorded
 from tests.system import test_documented_traces
 
@@ -46,6 +47,7 @@ def kprobe(guest: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """The command, where the examples' files are, with the guest as what is meant."""
     (tmp_path / "probes.txt").write_text(f"{OPEN}\n")
     (tmp_path / "a.out").touch()
+    (tmp_path / "prog.o").write_bytes((FOLDER / "gcc-fentry.o").read_bytes())
     for name in ("kprobe.rec", "reads.rec"):
         (tmp_path / name).write_bytes(recorded(200, since=12_600_000_000))
     monkeypatch.chdir(tmp_path)
@@ -68,6 +70,7 @@ _SHOWS = {
     "list": rb"\b(vfs_read|do_sys_openat2)\b",
     "record": rb"^kprobes\n|^$",
     "report": rb"(# tracer: nop[^$]*|\"event\":\")read|TIME +CPU +TASK +PID +EVENT[^\n]*\n",
+    "sites": rb"call __fentry__|vfs_read",
     "stats": rb"EVENT +HITS|\"hits\": ",
     "restore": rb"nothing to restore",
     "status": rb"^$|no journal|all of them idle",

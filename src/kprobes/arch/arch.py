@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
+from kprobes.arch.entry import EntryInfo
 from kprobes.arch.insn import Analysis, Disassembled, MemoryAccess, Read, Syntax
 from kprobes.arch.machine import Machine
 from kprobes.model.abi import Field
@@ -283,6 +284,7 @@ class DisasmOps(Struct, frozen=True, kw_only=True):
         follow: (memory, entry, addresses) to all code there that the entry leads to.
         reaches: (entry, code, addresses) to the instructions of it that touch such memory.
         jump_target: (place, bytes) to where a jump of a probe's size leads, or None.
+        entry: how functions begin.
     """
 
     lines: Callable[[bytes, int, Syntax], tuple[Disassembled, ...]]
@@ -290,6 +292,7 @@ class DisasmOps(Struct, frozen=True, kw_only=True):
     follow: Callable[[Read, int, range], tuple[tuple[Addr, bytes], ...]]
     reaches: Callable[[int, tuple[tuple[Addr, bytes], ...], range], Mapping[Addr, MemoryAccess]]
     jump_target: Callable[[Addr, bytes], Addr | None]
+    entry: EntryInfo
 
 
 class TrapInfo(Struct, frozen=True, kw_only=True):

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Look; return the exit code."""
     _check_options(args)
-    with _snapshot(args) as snapshot:
+    with opened_snapshot(args) as snapshot:
         shown = _with_exits(args, snapshot) if args.exits else _shown(args, snapshot)
     _print(args, shown, out)
     return 0
@@ -158,7 +158,11 @@ def _place(args: argparse.Namespace, snapshot: "TextSnapshot", option: str) -> "
 
 
 @contextmanager
-def _snapshot(args: argparse.Namespace) -> "Generator[TextSnapshot]":
+def opened_snapshot(args: argparse.Namespace) -> "Generator[TextSnapshot]":
+    """Open what the options name, to be looked at: a file, a guest, or this machine's own kernel.
+
+    Errors are those of who reads files and attaches to guests.
+    """
     from kprobes.cli.options import is_host
     from kprobes.cli.target import opened, this_kernel
     from kprobes.cli.terminal import Progress, Stop

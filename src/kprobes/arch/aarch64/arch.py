@@ -4,6 +4,7 @@ What needs capstone, imported when it is first used: arming a probe does not.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from msgspec.structs import replace
 
@@ -20,6 +21,7 @@ from kprobes.arch.arch import (
     ReturnOps,
     UpcallOps,
 )
+from kprobes.arch.entry import EntryInfo, EntryKind
 from kprobes.arch.insn import Disassembled, MemoryAccess, Read, Syntax
 from kprobes.model.abi import Field
 from kprobes.units import Addr
@@ -205,12 +207,39 @@ RETURNS = ReturnOps(
     branch_detour=trampoline.branch_detour,
 )
 
+
+def _entry_check(before: bytes) -> tuple[int, int, EntryKind] | None:
+    # A word that is no instruction; the nops of -fpatchable-function-entry may be between.
+    words = [before[at : at + encode.SIZE] for at in range(0, len(before), encode.SIZE)]
+    nops = sum(1 for _ in takewhile(lambda word: word == encode.NOP, reversed(words)))
+    offset = -encode.SIZE * (nops + 1)
+    if nops == len(words) or not int.from_bytes(words[-nops - 1], "little"):
+        return None
+    (line,) = lines(words[-nops - 1], 0, Syntax.ATT)
+    return None if line.mnemonic != "(bad)" else (offset, encode.SIZE, EntryKind.KCFI)
+
+
 LISTING = DisasmOps(
     lines=lines,
     analyse=verdict.analyse,
     follow=follow,
     reaches=reaches,
     jump_target=encode.b_target,
+    entry=EntryInfo(
+        words={
+            **dict.fromkeys(("bti c", "bti j", "bti jc"), EntryKind.LANDING_PAD),
+            **dict.fromkeys(("paciasp", "pacibsp"), EntryKind.SIGNING),
+            "mov x9, x30": EntryKind.SAVED_LINK,
+        },
+        sealed=b"",
+        nop="nop$",
+        call="bl ",
+        jump="b ",
+        breakpoint="brk ",
+        site=encode.SIZE,
+        prologue=r"stp x29, x30, \[sp|(mov|add) x29, sp",
+        checks=_entry_check,
+    ),
 )
 
 PATCH = PatchOps(

@@ -18,6 +18,7 @@ from kprobes.arch.arch import (
     TrapInfo,
     UpcallOps,
 )
+from kprobes.arch.entry import EntryInfo, EntryKind
 from kprobes.arch.insn import Analysis, Disassembled, InsnVerdict, MemoryAccess, Read, Syntax
 from kprobes.arch.x86_64 import cfg, cfi, registers, slot, trampoline, upcall
 from kprobes.arch.x86_64.machine import MACHINE
@@ -165,6 +166,18 @@ LISTING = DisasmOps(
     follow=follow,
     reaches=reaches,
     jump_target=slot.jump_target,
+    entry=EntryInfo(
+        words={"endbr64": EntryKind.LANDING_PAD},
+        # poison_endbr(): no pointer leads there, so with IBT nothing may.
+        sealed=bytes.fromhex("660f1f00"),
+        nop=r"nop|xchg %ax,%ax$",
+        call="call",
+        jump="jmp",
+        breakpoint="int3",
+        site=len(SITE.nops[0]),
+        prologue=r"push %rbp$|mov %rsp,%rbp$",
+        checks=cfi.entry_check,
+    ),
 )
 
 UPCALL = UpcallOps(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from kprobes.arch.arch import PREAMBLE_SIZE
+from kprobes.arch.entry import EntryKind
 from kprobes.arch.x86_64.decode import decode_function
 from kprobes.arch.x86_64.insn import Instruction
 from kprobes.arch.x86_64.slot import ENDBR64
@@ -20,7 +21,7 @@ _BACK = (b"\x49\x83\xeb\x10", b"\x4d\x8d\x5b\xf0")
 """``sub $16, %r11``, later ``lea -16(%r11), %r11``: calls go to what is before the function."""
 _CS = b"\x2e"
 _JMP = 0xEB
-_INT3 = b"\xcc"
+_INT3, _NOP = b"\xcc", b"\x90"
 _HASH = 4
 _BYTE = 0b01
 """ModRM.mod of a displacement of 8 bits."""
@@ -33,6 +34,23 @@ def is_check(first: Instruction, second: Instruction | None) -> bool:
         return False
     rex, opcode, modrm = second.code[:3]
     return rex & ~1 == 0x44 and opcode == 0x03 and modrm >> 3 & 7 == 2
+
+
+def entry_check(before: bytes) -> tuple[int, int, EntryKind] | None:
+    """Return what callers through a pointer look at before a function: offset, bytes, and kind.
+
+    Args:
+        before: bytes that end where it begins.
+    """
+    fineibt = before[-PREAMBLE_SIZE:]
+    if any(fineibt.startswith(ENDBR64 + sub) for sub in _SUB.values()):
+        return -PREAMBLE_SIZE, PREAMBLE_SIZE, EntryKind.FINEIBT
+    size = len(_MOV_EAX) + _HASH
+    # Nops may be between: -fpatchable-function-entry.
+    stop = len(before.rstrip(_NOP))
+    if stop < size or not before.startswith(_MOV_EAX, stop - size):
+        return None
+    return stop - size - len(before), size, EntryKind.KCFI
 
 
 def preamble(name: str, parts: Sequence[TextPart]) -> bytes | None:

@@ -1,0 +1,53 @@
+"""Objects of tests/build/objects/entries.c, as gcc 12 and clang 19 make them.
+
+They are kept as they are, so that who reads them needs no compiler; `python -m tests.build.objects`
+makes them anew where both are installed.
+"""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "objects"
+SOURCE = FOLDER / "entries.c"
+_GCC = "gcc -O2 -fcf-protection=none"
+_CLANG = "clang-19 -O2 --target=x86_64-linux-gnu"
+_ARM64 = "clang-19 -O2 --target=aarch64-linux-gnu"
+_FENTRY = "-pg -mfentry -mrecord-mcount"
+_LINKED = "-shared -nostdlib -Wl,-z,noseparate-code -Wl,--build-id=none -Wl,-z,lazy"
+COMMANDS: Mapping[str, str] = {
+    "gcc-pg.o": f"{_GCC} -pg -c",
+    "gcc-fentry.o": f"{_GCC} {_FENTRY} -c",
+    "gcc-nop.o": f"{_GCC} {_FENTRY} -mnop-mcount -fno-pic -c",
+    "gcc-nop-unlisted.o": f"{_GCC} -pg -mfentry -mnop-mcount -fno-pic -c",
+    "gcc-patchable.o": "gcc -O2 -fcf-protection -fpatchable-function-entry=5,2 -c",
+    "gcc-linked.so": f"{_GCC} {_FENTRY} -fPIC {_LINKED}",
+    "clang-pg.o": f"{_CLANG} -pg -c",
+    "clang-fentry.o": f"{_CLANG} -pg -mfentry -c",
+    "clang-patchable.o": f"{_CLANG} -fpatchable-function-entry=5,2 -c",
+    "clang-kcfi.o": (
+        f"{_CLANG} -fcf-protection=branch -fsanitize=kcfi -fpatchable-function-entry=11,11 -c"
+    ),
+    "clang-linked.so": f"{_CLANG} -pg -mfentry -fPIC {_LINKED}",
+    "arm64-pg.o": f"{_ARM64} -pg -c",
+    "arm64-patchable.o": f"{_ARM64} -fpatchable-function-entry=2 -c",
+    "arm64-before.o": f"{_ARM64} -mbranch-protection=bti -fpatchable-function-entry=4,2 -c",
+    "arm64-kcfi.o": (
+        f"{_ARM64} -mbranch-protection=standard -fsanitize=kcfi -fpatchable-function-entry=4,2 -c"
+    ),
+    "arm64-linked.so": f"{_ARM64} -pg -fPIC -fuse-ld=/usr/lib/llvm-19/bin/ld.lld {_LINKED}",
+}
+"""By name: the compiler and its options."""
+
+
+def make(name: str, folder: Path) -> Path:
+    """Compile one into a folder; return where it is."""
+    path = folder / name
+    command = [*COMMANDS[name].split(), str(SOURCE), "-o", str(path)]
+    subprocess.run(command, check=True, cwd=FOLDER)
+    return path
+
+
+if __name__ == "__main__":
+    for each in COMMANDS:
+        make(each, FOLDER)
