@@ -175,61 +175,65 @@ def _data(text: EntryText, kind: EntryKind, offset: int, size: int) -> EntryPart
 def _after(
     info: EntryInfo, text: EntryText, listing: Sequence[Disassembled], callee_of: CalleeOf
 ) -> Iterator[EntryPart]:
+    # ``is_first``: all before has been prepared, too.
     at, is_called, is_first = 0, False, True
     while at < len(listing):
         line = listing[at]
-        offset, tables = line.addr - text.addr, _tables(text, [line])
-        part = _single(
-            info, line, callee_of(line) if re.match(info.call, line.text) else "", tables
-        )
-        part = part or (_sealed(info, line) if is_first else None)
-        if part is not None:
-            yield replace(part, offset=offset)
-            is_called = is_called or part.kind in SITES
-            at += 1
-        elif is_first and re.match(info.nop, line.text):
+        if is_first and re.match(info.nop, line.text) and line.code != info.sealed:
             run = list(takewhile(lambda each: re.match(info.nop, each.text), listing[at:]))
             nops = _nops(info, text, run)
             if nops is None:
                 return
             yield nops
-            at += len(run)
+            at, is_first = at + len(run), False
+            continue
+        part = _part(info, text, line, callee_of, is_first=is_first)
+        if part is not None:
+            yield part
         elif is_called or line.target is not None:
             return
-        else:
-            # A profiler's call may come after what the frame keeps.
-            at += 1
+        # Else a profiler's call may come after what the frame keeps.
+        at, is_called = at + 1, is_called or (part is not None and part.kind in SITES)
         is_first = is_first and part is not None and part.kind is not EntryKind.PROLOGUE
+
+
+def _part(
+    info: EntryInfo,
+    text: EntryText,
+    line: Disassembled,
+    callee_of: CalleeOf,
+    *,
+    is_first: bool,
+) -> EntryPart | None:
+    tables, callee = _tables(text, [line]), ""
+    kind = info.words.get(line.text)
+    if kind is EntryKind.LANDING_PAD and not is_first:
+        return None
+    if kind is None and is_first and line.code == info.sealed:
+        kind = EntryKind.SEALED
+    elif kind is None and re.match(info.call, line.text):
+        callee = callee_of(line)
+        kind = EntryKind.CALL if tables or callee in _PROFILERS else None
+    elif kind is None:
+        forms = {EntryKind.PROLOGUE: info.prologue}
+        if tables:
+            forms |= {EntryKind.JUMP: info.jump, EntryKind.BREAKPOINT: info.breakpoint}
+        kind = next((each for each, form in forms.items() if re.match(form, line.text)), None)
+    if kind is None:
+        return None
+    return EntryPart(
+        kind=kind,
+        offset=line.addr - text.addr,
+        code=line.code,
+        text=line.text,
+        callee=callee,
+        tables=tables,
+    )
 
 
 def _tables(text: EntryText, lines: Sequence[Disassembled]) -> tuple[str, ...]:
     places = (line.addr - text.addr for line in lines)
     return tuple(name for place in places for name in text.listed.get(place, ()))
-
-
-def _single(
-    info: EntryInfo, line: Disassembled, callee: str, tables: tuple[str, ...]
-) -> EntryPart | None:
-    kind = info.words.get(line.text)
-    if kind is None and re.match(info.call, line.text) and (tables or callee in _PROFILERS):
-        kind = EntryKind.CALL
-    elif kind is None and tables and re.match(info.jump, line.text):
-        kind = EntryKind.JUMP
-    elif kind is None and tables and re.match(info.breakpoint, line.text):
-        kind = EntryKind.BREAKPOINT
-    elif kind is None and re.match(info.prologue, line.text):
-        kind = EntryKind.PROLOGUE
-    if kind is None:
-        return None
-    return EntryPart(
-        kind=kind, offset=0, code=line.code, text=line.text, callee=callee, tables=tables
-    )
-
-
-def _sealed(info: EntryInfo, line: Disassembled) -> EntryPart | None:
-    if not info.sealed or line.code != info.sealed:
-        return None
-    return EntryPart(kind=EntryKind.SEALED, offset=0, code=line.code, text=line.text)
 
 
 def _nops(info: EntryInfo, text: EntryText, run: Sequence[Disassembled]) -> EntryPart | None:
