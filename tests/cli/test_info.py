@@ -36,6 +36,21 @@ def test_it_says_what_there_is(tmp_path: Path, capsysbinary: pytest.CaptureFixtu
     assert found["first_ns"] < found["last_ns"]
 
 
+def test_of_a_file_that_is_a_part_it_says_so(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    path, found = tmp_path / "x.2.rec", record(50)
+    counts = Counts(recorded={1: 900, 2: 334}, missed={1: 4}, lost=7, damaged=0)
+    found.writer.end(RecordingEnd(real_ns=1, counts=counts, hits=(), pauses=None))
+    path.write_bytes(found.end())
+
+    out = run(capsysbinary, path)[1].decode()
+    (said,) = objects("info", run(capsysbinary, path, "--format", "json")[1])
+
+    assert "events    50 of the 1,234 of its session, 0 missed, 7 lost" in out.splitlines()
+    assert said["recorded"] == sum(each["recorded"] for each in said["events"]) == 50
+
+
 def test_it_says_how_it_ended(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     path, found = tmp_path / "x.rec", record(50)
     hits = Hits(event="read", function="vfs_read", recorded=9, missed=4, event_id=1, nmissed=1)
@@ -55,7 +70,7 @@ def test_it_says_how_it_ended(tmp_path: Path, capsysbinary: pytest.CaptureFixtur
 
     lines = out.decode().splitlines()
     assert status == 0
-    assert "events    9, 5 missed, 7 lost" in lines
+    assert "events    50, 5 missed, 7 lost" in lines
     assert "paused    250.0 ms in 3 stops" in lines
     assert "ended     the guest panicked" in lines
     assert "to 2026-11-27 07:57:04.040+00:00, by kprobe test" in lines[2]

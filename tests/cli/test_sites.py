@@ -1,6 +1,5 @@
 """``kprobe sites`` on files: what is shown, and what is refused."""
 
-import json
 import re
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from kprobes.arch.entry import EntryKind
 from kprobes.cli.main import main
 from kprobes.inspect.subject import TextSnapshot
+from tests.build.json_lines import objects
 from tests.build.objects import FOLDER
 from tests.build.snapshot import SLIDE, make_snapshot
 
@@ -57,7 +57,7 @@ def test_one_function_is_shown_by_its_instructions(capsys: pytest.CaptureFixture
 def test_json_is_an_object_for_each(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, OBJECT, "work", "--format", "json")
 
-    (found,) = map(json.loads, out.splitlines())
+    (found,) = objects("sites", out)
     site = {
         "kind": "call",
         "offset": 0,

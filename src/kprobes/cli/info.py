@@ -1,6 +1,7 @@
 """``kprobe info``: what a recording is of, from when, and how much is in it."""
 
 import argparse
+from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -9,7 +10,6 @@ from kprobes.cli.report import add_file, problems
 from kprobes.cli.terminal import aligned, counted, json_lines, write_text
 
 if TYPE_CHECKING:
-    from kprobes.model.events import Counts
     from kprobes.model.recording import RecordedKernel
     from kprobes.open_recording import EventFile
     from kprobes.recording import RecordedBoot
@@ -39,20 +39,25 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
     with opened_recording(args.file) as recording:
         for boot in recording.boots():
-            span = _span(boot)
+            span, here = _seen(boot)
             shown = _as_json if args.format == "json" else _as_text
-            write_text(out, shown(boot.kernel, recording, span))
+            write_text(out, shown(boot.kernel, recording, (span, here)))
         return problems(args.file, recording)
 
 
-def _span(boot: "RecordedBoot") -> tuple[int, int] | None:
-    # Of the events' times.
-    times = [
-        (int(batch.ts.min()), int(batch.ts.max()))
-        for events in boot.rounds
-        for batch in events.batches
-    ]
-    return (min(first for first, _ in times), max(last for _, last in times)) if times else None
+_Span = tuple[int, int] | None
+
+
+def _seen(boot: "RecordedBoot") -> "tuple[_Span, Counter[int]]":
+    # The events' times, and how many this file has of each: of the session there may be others.
+    times: list[tuple[int, int]] = []
+    here: Counter[int] = Counter()
+    for events in boot.rounds:
+        for batch in events.batches:
+            times.append((int(batch.ts.min()), int(batch.ts.max())))
+            here[batch.layout.event_id] += len(batch)
+    span = (min(first for first, _ in times), max(last for _, last in times)) if times else None
+    return span, here
 
 
 def _real(ns: int) -> str:
@@ -62,8 +67,10 @@ def _real(ns: int) -> str:
         return "?"
 
 
-def _as_text(kernel: "RecordedKernel", recording: "EventFile", span: tuple[int, int] | None) -> str:
-    end = recording.counted
+def _as_text(
+    kernel: "RecordedKernel", recording: "EventFile", seen: "tuple[_Span, Counter[int]]"
+) -> str:
+    (span, here), end = seen, recording.counted
     total = sum(end.counts.recorded.values())
     missed = sum(hits.all_missed for hits in end.hits)
     build = f", build id {kernel.build_id.hex()}" if kernel.build_id else ""
@@ -77,7 +84,9 @@ def _as_text(kernel: "RecordedKernel", recording: "EventFile", span: tuple[int, 
     if span is not None:
         first, last = (f"{ns / _NS_PER_S:.6f}" if kernel.has_ns else f"{ns}" for ns in span)
         rows.append(("times", f"{first} to {last}"))
-    rows.append(("events", f"{total:,}, {missed:,} missed, {end.counts.lost:,} lost"))
+    others = f" of the {total:,} of its session" if total > here.total() else ""
+    events = f"{here.total():,}{others}, {missed:,} missed, {end.counts.lost:,} lost"
+    rows.append(("events", events))
     if end.pauses is not None:
         paused_s, stops = end.pauses
         rows.append(("paused", f"{paused_s * 1000:.1f} ms in {counted(stops, 'stop')}"))
@@ -87,17 +96,17 @@ def _as_text(kernel: "RecordedKernel", recording: "EventFile", span: tuple[int, 
         rows.append(("ended", f"it goes on in {recording.continued}"))
     elif recording.end is None:
         rows.append(("ended", "its writer was stopped; all that is there was read"))
-    return aligned(rows) + aligned(_definitions(recording, end.counts), indent="  ")
+    return aligned(rows) + aligned(_definitions(recording, here), indent="  ")
 
 
-def _definitions(recording: "EventFile", counts: "Counts") -> list[tuple[str, ...]]:
+def _definitions(recording: "EventFile", here: "Counter[int]") -> list[tuple[str, ...]]:
     # Those of a pattern are one.
     found: dict[str, list[int]] = {}
     for number, layout in sorted(recording.layouts.items()):
         found.setdefault(layout.definition or layout.event, []).append(number)
     return [
         (
-            f"{sum(counts.recorded.get(number, 0) for number in numbers):>9,}",
+            f"{sum(here[number] for number in numbers):>9,}",
             definition,
             counted(len(numbers), "function") if len(numbers) > 1 else "",
         )
@@ -105,9 +114,10 @@ def _definitions(recording: "EventFile", counts: "Counts") -> list[tuple[str, ..
     ]
 
 
-def _as_json(kernel: "RecordedKernel", recording: "EventFile", span: tuple[int, int] | None) -> str:
-    end = recording.counted
-    recorded = end.counts.recorded
+def _as_json(
+    kernel: "RecordedKernel", recording: "EventFile", seen: "tuple[_Span, Counter[int]]"
+) -> str:
+    (span, here), end = seen, recording.counted
     row = {
         "release": kernel.release,
         "arch": kernel.arch,
@@ -119,7 +129,7 @@ def _as_json(kernel: "RecordedKernel", recording: "EventFile", span: tuple[int, 
         "ended_ns": end.real_ns,
         "first_ns": None if span is None else span[0],
         "last_ns": None if span is None else span[1],
-        "recorded": sum(recorded.values()),
+        "recorded": here.total(),
         "missed": sum(hits.all_missed for hits in end.hits),
         "lost": end.counts.lost,
         "is_ended": recording.end is not None,
@@ -131,7 +141,7 @@ def _as_json(kernel: "RecordedKernel", recording: "EventFile", span: tuple[int, 
                 "group": layout.group,
                 "where": layout.where,
                 "definition": layout.definition,
-                "recorded": recorded.get(number, 0),
+                "recorded": here[number],
             }
             for number, layout in sorted(recording.layouts.items())
         ],
