@@ -2,6 +2,7 @@
 
 import io
 import threading
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from kprobes.guest.recorder import Recorder
 from kprobes.guest.rings import MappedRange
 from kprobes.model.abi import CPU_SHIFT, LOAD_SIZE, PERCPU_LIMIT, PERCPU_LOST, PERCPU_WORD
 from kprobes.model.events import Events
+from kprobes.model.recording import RecordedRound
 from kprobes.model.resolved import RecordLayout
 from kprobes.recording import Recording
 from kprobes.recording_writer import FileWriter
@@ -440,6 +442,37 @@ def test_of_much_a_look_keeps_a_part_and_the_order_is_that_of_time(
 
     assert _kept(file) == list(range(count))
     assert recorder.counts().recorded == {1: count}
+
+
+class Rounds(FileWriter):
+    """Remembers since when the events of each look may have been made."""
+
+    def __init__(self) -> None:
+        super().__init__(Memory())
+        self.since: list[int] = []
+
+    def write_round(self, layouts: Sequence[RecordLayout], end: RecordedRound) -> None:
+        self.since.append(end.since_ns)
+        super().write_round(layouts, end)
+
+
+def test_what_comes_late_may_be_as_old_as_the_look_that_it_was_too_late_for() -> None:
+    recorder, (writer, other), _, _ = _guest(PLAIN)
+    with Rounds() as rounds:
+        recorder.writer = rounds
+        rounds.begin(KERNEL, SYMBOLS)
+        late = Hit(layout=PLAIN, counter=1, values=(1,))
+        writer.write(late, is_committed=False)
+        other.write(Hit(layout=PLAIN, counter=2, values=(2,)))
+        recorder.drain()
+        writer.head = 0
+        writer.write(late)
+        recorder.drain()
+        other.write(Hit(layout=PLAIN, counter=3, values=(3,)))
+        recorder.drain()
+
+    first, second, third = rounds.since
+    assert first == second < third
 
 
 def test_what_is_never_committed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,24 +278,24 @@ class Recorder:
         # Return whether there may soon be more than the rings hold.
         self.check()
         self.clock.refresh()
-        since_ns, self._previous_ns = self._previous_ns, time.time_ns()
-        size = 0
+        since_ns, began_ns = self._previous_ns, time.time_ns()
+        size, is_blocked = 0, False
         heads, most = [ring.head for ring in self._rings], _MOST_KEPT // len(self._rings)
         pairs = zip(heads, self._readers, strict=True)
         waiting = [(head - reader.tail) & POSITION_MASK for head, reader in pairs]
         is_late = sum(waiting) > len(self._rings) * self._arena.ring_size // _LATE_SHARE
         for ring, reader, head in zip(self._rings, self._readers, heads, strict=True):
             for each in reader.take(head, self._shapes, most):
-                self._tell_clock(each)
-                # Whose records were found was added before.
-                writer.write_chunk(self._take_new(), self.clock.now, each, is_late=is_late)
+                self._write_chunk(writer, each, is_late=is_late)
                 ring.free(reader.tail)
-                with self._lock:
-                    self._recorded.update(each.counts)
                 size += len(each.chunk.data)
+                is_blocked = is_blocked or each.is_blocked
             ring.free(reader.tail)
             reader.note_lost(ring.lost)
         self._is_cut = max(waiting) > most and size > 0
+        if not is_blocked:
+            # Else what comes with the next look may be as old as what comes with this one.
+            self._previous_ns = began_ns
         self._check_parts()
         layouts = self._take_new()
         with self._lock:
@@ -311,6 +311,13 @@ class Recorder:
         with self._lock:
             self._end_events()
         return is_late or self._is_cut
+
+    def _write_chunk(self, writer: RecordingWriter, each: Committed, *, is_late: bool) -> None:
+        self._tell_clock(each)
+        # Whose records were found was added before.
+        writer.write_chunk(self._take_new(), self.clock.now, each, is_late=is_late)
+        with self._lock:
+            self._recorded.update(each.counts)
 
     def _take_new(self) -> list[RecordLayout]:
         with self._lock:
