@@ -80,7 +80,20 @@ def test_a_call_of_a_profiler_may_come_after_the_frame_is_made() -> None:
         ("call", 7, "e800000000"),
     ]
     # After another call nothing is an entry any more.
-    assert parts("55 e800000000 e800000000", callee="other") == [("prologue", 0, "55")]
+    assert parts("55 4889e5 e800000000 e800000000", callee="other") == [
+        ("prologue", 0, "55"),
+        ("prologue", 1, "4889e5"),
+    ]
+
+
+def test_nops_after_a_site_are_not_its_own() -> None:
+    assert parts("0f1f440000 9090" + REST, 0) == [("nop", 0, "0f1f440000")]
+    assert parts("1f2003d5" * 3 + A64_REST, 4, arch=AARCH64)[0] == ("nop", 0, "1f2003d5" * 2)
+
+
+def test_a_register_that_is_only_saved_makes_no_frame() -> None:
+    assert parts("55 53 4889fb c3") == []
+    assert parts("e800000100 55 53", 0) == [("call", 0, "e800000100")]
 
 
 @pytest.mark.parametrize(

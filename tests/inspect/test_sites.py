@@ -33,22 +33,18 @@ WORK: Mapping[str, list[Part]] = {
     "gcc-pg.o": [*_X86_FRAME, ("call", 7, "ff1500000000", "mcount", ())],
     "gcc-fentry.o": [
         ("call", 0, "ff1500000000", "__fentry__", (MCOUNT_LOC,)),
-        ("prologue", 6, "55", "", ()),
     ],
     "gcc-nop.o": [
         ("nop", 0, "0f1f440000", "", (MCOUNT_LOC,)),
-        ("prologue", 5, "55", "", ()),
     ],
-    "gcc-nop-unlisted.o": [("nop", 0, "0f1f440000", "", ()), ("prologue", 5, "55", "", ())],
+    "gcc-nop-unlisted.o": [("nop", 0, "0f1f440000", "", ())],
     "gcc-patchable.o": [
         ("patchable_before", -2, "9090", "", (PATCHABLE,)),
         ("landing_pad", 0, "f30f1efa", "", ()),
         ("patchable", 4, "909090", "", ()),
-        ("prologue", 7, "55", "", ()),
     ],
     "gcc-linked.so": [
         ("call", 0, "ff155a1c0000", "__fentry__", (MCOUNT_LOC,)),
-        ("prologue", 6, "55", "", ()),
     ],
     "clang-pg.o": [*_X86_FRAME, ("call", 9, "e800000000", "mcount", ())],
     "clang-fentry.o": [("call", 0, "e800000000", "__fentry__", ())],
@@ -127,6 +123,21 @@ def test_of_a_running_kernel_both_sides_are_read() -> None:
     assert parts(entry.memory)[0] == ("nop", 0, NOP, "", (MCOUNT_LOC,))
     assert (entry.name, entry.addr) == ("f", SITE)
     assert entry.now is entry.memory
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_an_instruction_that_is_cut_off_is_left_out(cut: int) -> None:
+    # mov %gs:0x28,%rax, after as many nops as leave some of it.
+    code = NOP + "90" * (32 - 5 - cut) + "65488b042528000000" + REST
+    snapshot = make_snapshot(code, call(FENTRY) + code[10:])
+
+    (entry,) = sites_of_kernel(snapshot, "f")
+
+    for side in (entry.file, entry.memory):
+        assert side is not None
+        assert sum(len(line.code) for line in side.lines) == 32 - cut
+        assert side.lines[-1].text == "nop"
+        assert side.stop == 5
 
 
 def test_a_site_in_use_says_whom_it_calls() -> None:

@@ -91,7 +91,8 @@ class EntryInfo(Struct, frozen=True, kw_only=True):
         sealed: the bytes that kernels write over a landing pad, or b"".
         nop, call, jump, breakpoint: regular expressions for these.
         site: bytes of a nop that can become a call.
-        prologue: a regular expression for what makes a frame.
+        prologue: a regular expression for what makes a frame: two instructions, of which the first
+            is meant, with "; " between.
         checks: (bytes before a function) to what of them callers through pointers look at: an
             offset from the function, so many bytes, and the kind.
     """
@@ -175,37 +176,37 @@ def _data(text: EntryText, kind: EntryKind, offset: int, size: int) -> EntryPart
 def _after(
     info: EntryInfo, text: EntryText, listing: Sequence[Disassembled], callee_of: CalleeOf
 ) -> Iterator[EntryPart]:
-    # ``is_first``: all before has been prepared, too.
-    at, is_called, is_first = 0, False, True
+    # ``is_first``: all before has been prepared, too. A profiler's call may come after what the
+    # frame keeps.
+    at, is_first = 0, True
     while at < len(listing):
-        line = listing[at]
+        line, *following = listing[at : at + 2]
         if is_first and re.match(info.nop, line.text) and line.code != info.sealed:
-            run = list(takewhile(lambda each: re.match(info.nop, each.text), listing[at:]))
-            nops = _nops(info, text, run)
+            nops, count = _nops(info, text, listing[at:])
             if nops is None:
                 return
             yield nops
-            at, is_first = at + len(run), False
+            at, is_first = at + count, False
             continue
-        part = _part(info, text, line, callee_of, is_first=is_first)
+        part = _part(info, text, (line, *following), callee_of, is_first=is_first)
         if part is not None:
             yield part
-        elif is_called or line.target is not None:
+        elif line.target is not None:
             return
-        # Else a profiler's call may come after what the frame keeps.
-        at, is_called = at + 1, is_called or (part is not None and part.kind in SITES)
+        at += 1
         is_first = is_first and part is not None and part.kind is not EntryKind.PROLOGUE
 
 
 def _part(
     info: EntryInfo,
     text: EntryText,
-    line: Disassembled,
+    lines: Sequence[Disassembled],
     callee_of: CalleeOf,
     *,
     is_first: bool,
 ) -> EntryPart | None:
-    tables, callee = _tables(text, [line]), ""
+    line, callee = lines[0], ""
+    tables = _tables(text, [line])
     kind = info.words.get(line.text)
     if kind is EntryKind.LANDING_PAD and not is_first:
         return None
@@ -217,8 +218,9 @@ def _part(
     elif kind is None:
         forms = {EntryKind.PROLOGUE: info.prologue}
         if tables:
-            forms |= {EntryKind.JUMP: info.jump, EntryKind.BREAKPOINT: info.breakpoint}
-        kind = next((each for each, form in forms.items() if re.match(form, line.text)), None)
+            forms = {EntryKind.JUMP: info.jump, EntryKind.BREAKPOINT: info.breakpoint}
+        both = "; ".join(each.text for each in lines)
+        kind = next((each for each, form in forms.items() if re.match(form, both)), None)
     if kind is None:
         return None
     return EntryPart(
@@ -236,20 +238,26 @@ def _tables(text: EntryText, lines: Sequence[Disassembled]) -> tuple[str, ...]:
     return tuple(name for place in places for name in text.listed.get(place, ()))
 
 
-def _nops(info: EntryInfo, text: EntryText, run: Sequence[Disassembled]) -> EntryPart | None:
-    tables = _tables(text, run)
-    is_patchable = PATCHABLE in tables or any(
+def _nops(
+    info: EntryInfo, text: EntryText, listing: Sequence[Disassembled]
+) -> tuple[EntryPart | None, int]:
+    # And how many instructions they are. After a site there may be others, of an alternative.
+    run = list(takewhile(lambda each: re.match(info.nop, each.text), listing))
+    is_patchable = PATCHABLE in _tables(text, run) or any(
         PATCHABLE in names for place, names in text.listed.items() if place < 0
     )
-    # Without a table it may be what gcc has written for a call: -mnop-mcount.
-    is_alone = len(run) == 1 and len(run[0].code) == info.site > 4
-    is_site = bool(tables) or (is_alone and not text.are_listed)
-    if not (is_patchable or is_site):
-        return None
-    return EntryPart(
+    if not is_patchable:
+        sites = [n for n, line in enumerate(run, 1) if _tables(text, [line])]
+        # Without a table it may be what gcc has written for a call: -mnop-mcount.
+        is_alone = len(run) == 1 and len(run[0].code) == info.site > 4
+        run = run[: max(sites, default=int(is_alone and not text.are_listed))]
+    if not run:
+        return None, 0
+    part = EntryPart(
         kind=EntryKind.PATCHABLE if is_patchable else EntryKind.NOP,
         offset=run[0].addr - text.addr,
         code=b"".join(line.code for line in run),
         text="; ".join(line.text for line in run),
-        tables=tables,
+        tables=_tables(text, run),
     )
+    return part, len(run)

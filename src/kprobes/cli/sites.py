@@ -31,6 +31,8 @@ memory now. docs/howto/sites.md explains what is shown.
 Exit status: 0 done, 1 nothing matches, 2 usage, 3 target unreachable."""
 _MOST = 4
 """Functions that are shown in full where FUNC is a name."""
+_MORE = 4
+"""Instructions that are shown after what is prepared."""
 _SHORT = {
     "padding": "padding",
     "kcfi": "kCFI hash",
@@ -174,24 +176,24 @@ def _sum_up(kinds: dict[str, int]) -> str:
 def _in_full(entry: "FunctionEntry") -> str:
     where = f"  {entry.addr:#x}, {entry.size:,} bytes"
     owner = f", {entry.owner}" if entry.owner else ""
-    rows = [*_lines(entry.file), *_lines(entry.memory)]
-    if entry.file is not None and entry.memory is not None:
-        rows = list(_compared(_lines(entry.file), _lines(entry.memory)))
+    sides = [side for side in (entry.file, entry.memory) if side is not None]
+    stop = max(side.stop for side in sides)
+    rows: list[tuple[str, ...]] = [row for side in sides for row in _lines(side, stop)]
+    if len(sides) > 1:
+        rows = list(_compared(*(_lines(side, stop) for side in sides)))
     return f"{entry.name}{where}{owner}\n{aligned(rows, indent='  ')}"
 
 
 _Row = tuple[str, str, str, str]
 
 
-def _lines(side: "EntrySide | None") -> list[_Row]:
-    if side is None:
-        return []
+def _lines(side: "EntrySide", stop: int) -> list[_Row]:
     parts = {part.offset: part for part in side.parts}
     start = side.lines[0].addr if side.lines else 0
     before = [part for part in side.parts if part.offset < 0]
     rows = [(f"{part.offset:+#x}", part.code.hex(" "), "", _long(part)) for part in before]
-    rows += [_line(line, line.addr - start, parts) for line in side.lines]
-    return rows
+    count = sum(line.addr - start < stop for line in side.lines) + _MORE
+    return [*rows, *(_line(line, line.addr - start, parts) for line in side.lines[:count])]
 
 
 def _line(line: "Disassembled", offset: int, parts: "dict[int, EntryPart]") -> _Row:

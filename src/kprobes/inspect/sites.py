@@ -5,7 +5,7 @@ Of a running kernel both what its file has and what is in its memory now.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from itertools import groupby
+from itertools import groupby, takewhile
 from operator import attrgetter
 from pathlib import Path
 
@@ -37,8 +37,6 @@ _BLOCK = 1 << 16
 _SIZE, _SIZE_IN_KERNEL = 64, 32
 """Bytes of a function that are looked at, and before it: gcc -pg calls when much was kept already,
 and no kernel is made so."""
-_LINES = 4
-"""Instructions that are shown after what is prepared."""
 
 
 class EntrySide(Struct, frozen=True, kw_only=True):
@@ -46,11 +44,16 @@ class EntrySide(Struct, frozen=True, kw_only=True):
 
     Attributes:
         parts: what is prepared, by offset.
-        lines: the instructions from the function's first on, a few more than these.
+        lines: the instructions from the function's first on, as far as was looked.
     """
 
     parts: tuple[EntryPart, ...]
     lines: tuple[Disassembled, ...]
+
+    @property
+    def stop(self) -> int:
+        """The offset of the first byte after what is prepared."""
+        return max((part.offset + len(part.code) for part in self.parts), default=0)
 
     @property
     def site(self) -> EntryPart | None:
@@ -321,12 +324,11 @@ def _or_none(read: _Read, start: int, size: int) -> bytes | None:
 
 def _side(known: Arch, text: EntryText, callee: CalleeOf) -> EntrySide:
     lines = known.listing.lines(text.code, text.addr, Syntax.ATT)
+    if len(text.code) in (_SIZE, _SIZE_IN_KERNEL):
+        # Where we stop to look an instruction may be cut off, and what follows is none.
+        lines = tuple(takewhile(lambda line: line.mnemonic != "(bad)", lines))
     parts = tuple(read_entry(known.listing.entry, text, lines, callee))
-    stop = max((part.offset + len(part.code) for part in parts), default=0)
-    before = sum(line.addr - text.addr < stop for line in lines)
-    # The last one may be cut off where we stop to look.
-    whole = lines[:-1] if len(text.code) in (_SIZE, _SIZE_IN_KERNEL) else lines
-    return EntrySide(parts=parts, lines=whole[: before + _LINES])
+    return EntrySide(parts=parts, lines=lines)
 
 
 def counted(entries: Iterable[FunctionEntry]) -> dict[str, int]:

@@ -237,7 +237,7 @@ LISTING = DisasmOps(
         jump="b ",
         breakpoint="brk ",
         site=encode.SIZE,
-        prologue=r"stp x29, x30, \[sp|(mov|add) x29, sp",
+        prologue=r"stp x29, x30, \[sp|(mov|add) x29, sp\b",
         checks=_entry_check,
     ),
 )

@@ -175,7 +175,7 @@ LISTING = DisasmOps(
         jump="jmp",
         breakpoint="int3",
         site=len(SITE.nops[0]),
-        prologue=r"push %rbp$|mov %rsp,%rbp$",
+        prologue=r"push %rbp; mov %rsp,%rbp$|mov %rsp,%rbp\b",
         checks=cfi.entry_check,
     ),
 )
