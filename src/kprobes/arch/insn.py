@@ -135,7 +135,8 @@ class Analysis(Struct, frozen=True, kw_only=True):
         return next((Addr(at) for at in starts if addr < at + self.sizes[at]), None)
 
 
-_PREAMBLES = ("__pfx_", "__cfi_")
+PREAMBLES = ("__pfx_", "__cfi_")
+"""Beginnings of the names of what lies before functions."""
 
 
 def forbidden_place(
@@ -151,7 +152,7 @@ def forbidden_place(
     """
     if tables.missing:
         return f"which instructions a probe would break is not known: {tables.missing} not found"
-    if name.startswith(_PREAMBLES):
+    if name.startswith(PREAMBLES):
         return "it is padding before a function, which the kernel keeps for itself"
     entry = parts[0].addr
     # A .cold part is forbidden with its function, as the kernel looks both names up.

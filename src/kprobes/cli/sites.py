@@ -67,7 +67,7 @@ _LONG = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("words", nargs="*", metavar="FILE FUNC", help="see below")
-    parser.set_defaults(image=None, arm=None, command=(), strategy="auto", returns="auto")
+    parser.set_defaults(image=None, arm=None, command=())
     options.add_output(parser)
     options.add_target(parser)
     options.add_kernel_files(parser)

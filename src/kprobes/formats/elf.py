@@ -24,7 +24,7 @@ from kprobes.errors import FormatError
 MAGIC = b"\x7fELF\x02\x01"
 """64-bit, little endian."""
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _PROGRAM = struct.Struct("<IIQQQQQQ")
 _NOTE = struct.Struct("<III")
 _PT_LOAD, _PT_INTERP, _PT_NOTE = 1, 3, 4
@@ -71,9 +71,9 @@ def parse(data: bytes) -> Image:
     Raises:
         FormatError: no 64-bit little endian ELF, or one that is cut off.
     """
-    if not data.startswith(MAGIC) or len(data) < _HEADER.size:
+    if not data.startswith(MAGIC) or len(data) < HEADER.size:
         raise FormatError("not a 64-bit little endian ELF file")
-    _, _, machine, _, _, table, _, _, _, size, count, *_ = _HEADER.unpack_from(data)
+    _, _, machine, _, _, table, _, _, _, size, count, *_ = HEADER.unpack_from(data)
     if size != _PROGRAM.size or count > _MAX_SEGMENTS or table + size * count > len(data):
         raise FormatError("ELF: the program headers are damaged")
     headers = [_PROGRAM.unpack_from(data, table + size * i) for i in range(count)]
@@ -127,9 +127,9 @@ def build_id_notes(data: bytes) -> Iterator[tuple[int, bytes]]:
         yield match.start(), data[match.end() : match.end() + size]
 
 
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_RELA = struct.Struct("<QQq")
+SECTION = struct.Struct("<IIQQQQIIQQ")
+SYMBOL = struct.Struct("<IBBHQQ")
+RELA = struct.Struct("<QQq")
 _NOBITS = 8
 
 
@@ -161,9 +161,9 @@ def sections(data: bytes) -> list[Section]:
     if not data.startswith(MAGIC):
         raise FormatError("not a 64-bit little endian ELF object")
     try:
-        header = _unpacked(_HEADER, data, 0)
+        header = _unpacked(HEADER, data, 0)
         table, count, names = header[6], header[12], header[13]
-        raw = [_unpacked(_SECTION, data, table + _SECTION.size * i) for i in range(count)]
+        raw = [_unpacked(SECTION, data, table + SECTION.size * i) for i in range(count)]
         strings = _bytes(data, raw[names])
     except (struct.error, IndexError) as error:
         raise FormatError(f"ELF: the section headers are damaged: {error}") from error
@@ -180,13 +180,13 @@ def relocations(found: list[Section], of: str) -> list[Rela]:
         return []
     symbols = found[rela.link]
     names = found[symbols.link].data
-    places = range(0, len(symbols.data), _SYMBOL.size)
-    table = [_name(names, _unpacked(_SYMBOL, symbols.data, at)[0]) for at in places]
-    return [_rela(rela.data, at, table) for at in range(0, len(rela.data), _RELA.size)]
+    places = range(0, len(symbols.data), SYMBOL.size)
+    table = [_name(names, _unpacked(SYMBOL, symbols.data, at)[0]) for at in places]
+    return [_rela(rela.data, at, table) for at in range(0, len(rela.data), RELA.size)]
 
 
 def _rela(data: bytes, at: int, names: list[str]) -> Rela:
-    offset, info, addend = _unpacked(_RELA, data, at)
+    offset, info, addend = _unpacked(RELA, data, at)
     return Rela(offset=offset, kind=info & 0xFFFF_FFFF, symbol=names[info >> 32], addend=addend)
 
 

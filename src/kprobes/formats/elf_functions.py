@@ -15,12 +15,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from kprobes.errors import FormatError
-from kprobes.formats.elf import EM_AARCH64, EM_X86_64, MAGIC
+from kprobes.formats.elf import EM_AARCH64, EM_X86_64, HEADER, MAGIC, RELA, SECTION, SYMBOL
 
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
-_RELA = struct.Struct("<QQq")
 _ET_REL = 1
 _SHT_SYMTAB, _SHT_RELA, _SHT_NOBITS, _SHT_DYNSYM = 2, 4, 8, 11
 _STT_FUNC = 2
@@ -83,7 +79,7 @@ class ElfFunctions:
             raise FormatError("not a 64-bit little endian ELF file")
         self._data = data
         try:
-            header = _HEADER.unpack_from(data)
+            header = HEADER.unpack_from(data)
             self._is_object, self.machine = header[1] == _ET_REL, header[2]
             self._sections = self._read_sections(header)
             self._read()
@@ -168,7 +164,7 @@ class ElfFunctions:
         if not 0 < count < _MAX_SECTIONS:
             raise ValueError("it has no sections")
         raw: list[tuple[int, ...]]
-        raw = [_SECTION.unpack_from(self._data, table + _SECTION.size * n) for n in range(count)]
+        raw = [SECTION.unpack_from(self._data, table + SECTION.size * n) for n in range(count)]
         for each in raw:
             if each[1] != _SHT_NOBITS and each[4] + each[5] > len(self._data):
                 raise ValueError("a section reaches beyond the file's end")
@@ -220,7 +216,7 @@ class ElfFunctions:
                 value=value,
                 size=size,
             )
-            for name, info, _, number, value, size in self._rows(_SYMBOL, section)
+            for name, info, _, number, value, size in self._rows(SYMBOL, section)
         ]
 
     def _rows(self, form: struct.Struct, section: _Section) -> "Iterator[tuple[int, ...]]":
@@ -228,7 +224,7 @@ class ElfFunctions:
         return form.iter_unpack(data[: len(data) // form.size * form.size])
 
     def _read_relocations(self, section: _Section, symbols: list[_Symbol]) -> None:
-        for offset, info, addend in self._rows(_RELA, section):
+        for offset, info, addend in self._rows(RELA, section):
             kind, number = info & 0xFFFF_FFFF, info >> 32
             if self._is_object:
                 symbol = symbols[number]

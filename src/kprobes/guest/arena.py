@@ -5,6 +5,7 @@ Allocated once, by injected calls; arming afterwards is only memory writes.
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -213,14 +214,9 @@ def allocate(
     ring = size.ring or fitting_ring(sum(n for _, n in memory.ram.runs), len(bases))
     with injector.task() as task, ExitStack() as undo:
         undo.callback(free, task, kernel)
-        # First, with its mark: a killed tracer's memory is given back only where that is found. So
-        # it is there before anybody knows of the memory.
         before = _notes(data_size(len(bases), ring, size.instances))
-
-        def mark(data: int) -> None:
-            if data:
-                note(Addr(data + before), Addr(data))
-
+        mark = partial(_note, note, before)
+        # First, with its mark.
         data_bytes = before + NOTES_PAGE + size.patches * UNDO_SIZE
         data = _allocate_data(task, kernel, data_bytes, "rings", mark)
         code = allocate_code(task, kernel, size.code, like=data)
@@ -304,6 +300,13 @@ def reset(arena: Arena, memory: GuestMemory) -> None:
         memory.set_u64(words + PERCPU_LOST, 0)
         memory.set_u64(words + PERCPU_GUARD, 0)
         memory.set_u64(words + PERCPU_WORD, name)
+
+
+def _note(note: Callable[[Addr, Addr], None], before: int, data: int) -> None:
+    # A killed tracer's memory is given back only where its mark is found. So that is there before
+    # anybody knows of the memory.
+    if data:
+        note(Addr(data + before), Addr(data))
 
 
 def _notes(end: int) -> int:

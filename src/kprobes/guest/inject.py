@@ -191,8 +191,7 @@ class Task(Struct, kw_only=True):
         )
         self.allocations.begin(call)
         self.is_calling = True
-        registers = {**setup.registers, trap.info.number: self.allocations.calls}
-        self.change(_bytes(setup), registers)
+        self.change(_bytes(setup), {**setup.registers, trap.info.number: self.allocations.calls})
         return self.finish(timeout_s, mark)
 
     def change(self, frame: bytes, registers: Mapping[str, int]) -> None:

@@ -22,7 +22,7 @@ from kprobes.arch.entry import (
     EntryText,
     read_entry,
 )
-from kprobes.arch.insn import Disassembled, Syntax
+from kprobes.arch.insn import PREAMBLES, Disassembled, Syntax
 from kprobes.arch.registry import arch, machine, machine_of_elf
 from kprobes.errors import FormatError, MemoryFault, TargetError
 from kprobes.formats.elf import MAGIC
@@ -31,8 +31,7 @@ from kprobes.inspect.subject import TextSnapshot
 from kprobes.model.kernel import Symbol, name_of
 from kprobes.units import Addr
 
-_PFX, _CFI = _PADDED = ("__pfx_", "__cfi_")
-"""Beginnings of the names of what lies before functions."""
+_PFX, _CFI = PREAMBLES
 _BLOCK = 1 << 16
 _SIZE, _SIZE_IN_KERNEL = 64, 32
 """Bytes of a function that are looked at, and before it: gcc -pg calls when much was kept already,
@@ -132,7 +131,7 @@ def sites_of_file(path: Path, pattern: str) -> Iterator[FunctionEntry]:
         raise TargetError(f"{path}: {error}") from error
     tables = {name: found.listed(name) for name in (MCOUNT_LOC, PATCHABLE)}
     every = list(found.functions())
-    functions = [each for each in every if not each.name.startswith(_PADDED)]
+    functions = [each for each in every if not each.name.startswith(PREAMBLES)]
     for at, function in enumerate(functions):
         if fnmatchcase(function.name, pattern):
             neighbours = functions[at - 1] if at else None, functions[at + 1 : at + 2]
@@ -233,7 +232,7 @@ def _is_function(snapshot: TextSnapshot, symbol: Symbol) -> bool:
     texts = snapshot.kernel.texts
     is_there = bool(symbol.module) or snapshot.memory is None
     is_there = is_there or any(start <= symbol.addr < stop for start, stop in texts)
-    return is_there and symbol.is_text and symbol.size > 0 and not symbol.name.startswith(_PADDED)
+    return is_there and symbol.is_text and symbol.size > 0 and not symbol.name.startswith(PREAMBLES)
 
 
 _Read = Callable[[int, int], bytes | None]
