@@ -215,10 +215,9 @@ def allocate(
     with injector.task() as task, ExitStack() as undo:
         undo.callback(free, task, kernel)
         before = _notes(data_size(len(bases), ring, size.instances))
-        mark = partial(_note, note, before)
         # First, with its mark.
-        data_bytes = before + NOTES_PAGE + size.patches * UNDO_SIZE
-        data = _allocate_data(task, kernel, data_bytes, "rings", mark)
+        total = before + NOTES_PAGE + size.patches * UNDO_SIZE
+        data = _allocate_data(task, kernel, total, "rings", partial(_note, note, before))
         code = allocate_code(task, kernel, size.code, like=data)
         module_code = allocate_module_code(task, kernel, size.code)
         percpu = _allocate_percpu(task, kernel)
