@@ -86,6 +86,11 @@ def test_a_call_of_a_profiler_may_come_after_the_frame_is_made() -> None:
     ]
 
 
+def test_a_landing_pad_further_on_is_none_of_the_entry() -> None:
+    assert parts("4157 f30f1efa c3") == []
+    assert parts("e00302aa 9f2403d5 c0035fd6", arch=AARCH64) == []
+
+
 def test_nops_after_a_site_are_not_its_own() -> None:
     assert parts("0f1f440000 9090" + REST, 0) == [("nop", 0, "0f1f440000")]
     assert parts("1f2003d5" * 3 + A64_REST, 4, arch=AARCH64)[0] == ("nop", 0, "1f2003d5" * 2)
