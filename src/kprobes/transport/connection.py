@@ -8,7 +8,9 @@ import logging
 import select
 import socket
 import time
+from collections import deque
 from collections.abc import Generator, Sequence
+from functools import partial
 
 from kprobes.errors import FormatError, GuestGoneError, MemoryFault, TargetError, UnreachableError
 from kprobes.formats import rsp
@@ -133,9 +135,12 @@ class Wire:
             GuestGoneError: the connection is closed, or the guest ended.
             FormatError: no packet, or one with a wrong checksum.
         """
+        return self._receive(timeout_s, is_answer=False)
+
+    def _receive(self, timeout_s: float, *, is_answer: bool) -> bytes | None:
         deadline = time.monotonic() + timeout_s
         while True:
-            packet = self._next()
+            packet = self._next(is_answer=is_answer)
             if packet is None:
                 if not self._fill(deadline - time.monotonic()):
                     return None
@@ -146,13 +151,18 @@ class Wire:
                 # repeat only its last packet, which is another when many are under way.
                 raise self._broken("a packet with a wrong checksum")
 
-    def until(self, deadline: float) -> Generator[bytes]:
+    def until(self, deadline: float, *, is_answer: bool = False) -> Generator[bytes]:
         """Yield packets that come before a time, the first also when it has come already.
+
+        Args:
+            deadline: by ``time.monotonic``.
+            is_answer: whether they answer requests, or are console text before an answer.
 
         Raises:
             GuestGoneError, FormatError: as for ``receive``.
         """
-        while (packet := self.receive(deadline - time.monotonic())) is not None:
+        wait = partial(self._receive, is_answer=is_answer)
+        while (packet := wait(deadline - time.monotonic())) is not None:
             yield packet
             if time.monotonic() > deadline:
                 return
@@ -203,7 +213,12 @@ class Wire:
 
     def _take_owed(self) -> None:
         while self._owed:
-            self._answer(None)
+            if self._answer_within(self.timeout_s / _SLOW, None) is None:
+                # Slow, or never sent, for an interrupt came before.
+                self._send((_THREAD,))
+                while not self._answer(None).startswith(b"QC"):
+                    pass
+                self._owed = 0
 
     def _send(self, payloads: Sequence[bytes]) -> None:
         if payloads:
@@ -217,8 +232,10 @@ class Wire:
         size, count = len(packet), 0
         while count < most and self._stream.startswith(packet, size * count):
             count += 1
+        owed = max(self._owed - count, 0)
+        # As in ``_next``.
         del self._stream[: size * count]
-        self._owed = max(self._owed - count, 0)
+        self._owed = owed
         return [b"OK"] * count
 
     def _answer(self, output: list[bytes] | None) -> bytes:
@@ -229,9 +246,8 @@ class Wire:
 
     def _answer_within(self, timeout_s: float, output: list[bytes] | None) -> bytes | None:
         room = MAX_OUTPUT
-        for payload in self.until(time.monotonic() + timeout_s):
+        for payload in self.until(time.monotonic() + timeout_s, is_answer=True):
             if not rsp.is_output(payload):
-                self._owed = max(self._owed - 1, 0)
                 return payload
             room -= len(payload)
             if room < 0:
@@ -240,7 +256,7 @@ class Wire:
                 output.append(payload)
         return None
 
-    def _next(self) -> rsp.Packet | None:
+    def _next(self, *, is_answer: bool) -> rsp.Packet | None:
         try:
             packet = rsp.next_packet(self._stream)
         except FormatError as e:
@@ -248,7 +264,10 @@ class Wire:
             raise
         if packet is not None:
             _log.debug("< %r", packet.payload)
+            is_owed = is_answer and self._owed > 0 and not rsp.is_output(packet.payload)
+            # An interrupt comes where something is called: before both of these, or after.
             del self._stream[: packet.end]
+            self._owed -= is_owed
         return packet
 
     def _fill(self, timeout_s: float) -> bool:
@@ -256,14 +275,15 @@ class Wire:
         try:
             # 0 would make the socket non-blocking, which raises another error.
             self.sock.settimeout(max(timeout_s, 1e-4))
-            data = self.sock.recv(_CHUNK)
+            before = len(self._stream)
+            # All in C: between one call and the next an interrupt would lose what has come.
+            deque(map(self._stream.extend, map(self.sock.recv, (_CHUNK,))), maxlen=0)
         except TimeoutError:
             return False
         except OSError as e:
             raise self._ended(f"the gdb stub hung up: {e.strerror}") from e
-        if not data:
+        if len(self._stream) == before:
             raise self._ended("the gdb stub hung up: the guest has ended")
-        self._stream += data
         return True
 
     def _write(self, data: bytes) -> None:
