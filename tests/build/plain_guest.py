@@ -62,6 +62,7 @@ def plain_guest(
     suite: str | None = None,
     image: Path | None = None,
     init: bytes = _INIT,
+    words: str = "",
 ) -> Generator[PlainGuest]:
     """Boot a guest until its init runs, and kill it afterwards.
 
@@ -72,12 +73,13 @@ def plain_guest(
         suite: whose kernel it has, as for ``kernel``.
         image: the kernel instead.
         init: what runs there: it says ``tick`` each time that it comes round.
+        words: of the kernel's command line, beside those that every such guest has.
     """
     (directory / "initramfs").write_bytes(initramfs(arch, init))
     (directory / "console").touch()
     with (directory / "qemu.log").open("wb") as log:
         qemu = subprocess.Popen(
-            qemu_command(image or kernel(arch, suite), arch, options),
+            qemu_command(image or kernel(arch, suite), arch, options, words),
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -94,7 +96,7 @@ def plain_guest(
         qemu.wait()
 
 
-def qemu_command(image: Path, arch: str, options: Sequence[str]) -> list[str]:
+def qemu_command(image: Path, arch: str, options: Sequence[str], words: str = "") -> list[str]:
     """Return what boots a kernel with the ``initramfs`` of the working directory."""
     machine_type = MACHINE_TYPES[arch]
     return [
@@ -109,7 +111,7 @@ def qemu_command(image: Path, arch: str, options: Sequence[str]) -> list[str]:
             "-m",
             "256M",
         ),
-        *("-append", f"console={machine_type.console} quiet {machine_type.words}"),
+        *("-append", f"console={machine_type.console} quiet {machine_type.words} {words}"),
         *("-display", "none", "-no-reboot", "-serial", "file:console"),
         *options,
     ]

@@ -131,6 +131,10 @@ def test_time_that_goes_back_is_an_earlier_state_before_there_is_a_mark() -> Non
 
     with pytest.raises(GuestReplacedError, match="restored to an earlier state"):
         watch.check()
+    # As where the counter that it is made of does not go back.
+    memory.set_u64(DATA, 9_000)
+    with pytest.raises(GuestReplacedError, match="restored to an earlier state"):
+        watch.check()
 
 
 def test_a_kernel_that_hides_its_time_is_not_taken_for_another() -> None:

@@ -642,8 +642,11 @@ def test_a_guest_that_is_put_back_during_a_call_is_noticed_before_the_call_is_la
 def test_a_stack_that_is_put_back_during_a_call_tells_a_guest_whose_time_has_not_gone_back() -> (
     None
 ):
-    cpus, memory, injector = _guest()
+    cpus, memory, _ = _guest()
+    allocations = AllocationLog()
+    injector = CallInjector(cast("Stub", cpus), memory, KERNEL, allocations)
     _caught(cpus)
+    stack = memory.read(Addr(STACK - 0x400), 0x400)
 
     def nobody() -> int | None:
         memory.write(STACK - 0x400, b"\xab" * 0x400)
@@ -653,6 +656,9 @@ def test_a_stack_that_is_put_back_during_a_call_tells_a_guest_whose_time_has_not
         cpus.script.append(nobody)
         with pytest.raises(GuestReplacedError, match="restored to an earlier state"):
             task.call(Addr(FUNCTION), 1, timeout_s=3600)
+    memory.write(STACK - 0x400, stack)
+    with pytest.raises(GuestReplacedError, match="restored to an earlier state"):
+        allocations.check()
 
     assert not cpus.is_running
     assert cpus.breakpoints == set()

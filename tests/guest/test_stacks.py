@@ -477,7 +477,7 @@ def test_code_is_let_go_of_in_the_state_in_which_nobody_was_inside(
     pool.retired = [gone]
     memory.set_u64(INSTANCES.addr, LIVE)
     if is_another:
-        journal.check = _is_another
+        journal.watch(_is_another)
 
     with pytest.raises(GuestReplacedError) if is_another else nullcontext():
         Allocator(journal, ArenaSize(), None, pytest.fail).tidy(guest, patcher)

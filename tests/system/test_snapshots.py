@@ -26,6 +26,8 @@ _COMPLAINTS = re.compile(r"BUG|WARNING|Oops|cut here|Call Trace|vfree|bad page|p
 _PROBES = ("p vfs_write", "r:done vfs_write n=$retval", "p:inside ksys_write+{offset}")
 _OFFSETS = {"amd64": 5, "arm64": 16}
 _WAITING = "waiting for a task of the guest"
+_WORDS = "nosoftlockup rcupdate.rcu_cpu_stall_suppress=1"
+"""QEMU's emulated TSC never goes back: what is restored has been off for as long as that."""
 _ROUNDS = int(os.environ.get("KPROBES_ROUNDS", "4"))
 """Of what is tried at moments drawn by lot."""
 
@@ -40,7 +42,7 @@ def victim(tmp_path_factory: pytest.TempPathFactory, arch: str) -> Generator[Pla
         *("-drive", "file=disk,format=qcow2,if=none,id=disk", "-device", "virtio-blk,drive=disk"),
         *("-action", "reboot=reset"),
     )
-    with plain_guest(directory, *options, arch=arch) as guest:
+    with plain_guest(directory, *options, arch=arch, words=_WORDS) as guest:
         _monitor(guest, "savevm before")
         yield guest
 

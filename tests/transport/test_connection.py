@@ -185,10 +185,10 @@ def test_a_slow_answer_is_waited_for_and_that_to_the_next_request_is_its_own() -
     fake = FakeStub()
 
     def slow(sock: socket.socket) -> None:
-        time.sleep(0.3)
+        time.sleep(1)
         sock.sendall(packet(b"m01"))
 
-    with opened(fake, timeout_s=1) as stub:
+    with opened(fake, timeout_s=4) as stub:
         fake.hooks[b"qfThreadInfo"] = slow
         assert stub.ids() == (1, 2)
         assert stub.read(8, 2) == bytes([8, 9])
@@ -201,6 +201,23 @@ def test_an_interrupted_request_does_not_shift_later_answers() -> None:
         stub._wire._send([b"qfThreadInfo", b"m0,4"])
 
         assert stub.read(8, 2) == bytes([8, 9])
+
+
+def test_a_request_that_an_interrupt_came_before_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with opened(FakeStub()) as stub:
+
+        def interrupted(data: bytes) -> None:
+            raise KeyboardInterrupt(data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stub._wire, "_write", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                stub.ids()
+
+        assert stub.ids() == (1, 2)
+        assert stub.read(0, 1)
 
 
 @pytest.mark.parametrize("ack", [b"", b"+"])

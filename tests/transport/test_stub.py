@@ -343,7 +343,8 @@ def test_a_guest_runs_again_after_an_interrupt_while_it_was_to_stop(*, is_late: 
         assert becomes_true(lambda: fake.is_running)
 
 
-def test_a_guest_runs_again_after_an_interrupt_when_it_was_to_run() -> None:
+@pytest.mark.parametrize("_again", range(20))
+def test_a_guest_runs_again_after_an_interrupt_when_it_was_to_run(_again: int) -> None:
     fake = FakeStub()
 
     def interrupt(sock: socket.socket) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from kprobes.errors import RESTORED, GuestReplacedError
 from kprobes.model.plan import InstanceTable
 from kprobes.units import Addr
 
@@ -66,6 +67,10 @@ def nothing() -> None:
     """Check nothing, or tell nobody."""
 
 
+def _is_restored() -> None:
+    raise GuestReplacedError(RESTORED)
+
+
 class AllocationLog:
     """Everything that is allocated in one guest.
 
@@ -85,6 +90,15 @@ class AllocationLog:
         self.instances: tuple[InstanceTable, ...] = ()
         self.check: Callable[[], None] = nothing
         self._write = write
+
+    def lose(self) -> None:
+        """Take the guest for one that was restored, in each check from now on, and raise that.
+
+        Raises:
+            GuestReplacedError: always.
+        """
+        self.check = _is_restored
+        self.check()
 
     @property
     def is_empty(self) -> bool:

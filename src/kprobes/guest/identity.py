@@ -103,6 +103,7 @@ class IdentityCheck:
         jiffies = guest.kernel.symbols.find("jiffies_64")
         self._jiffies = None if jiffies is None else guest.memory.physical(jiffies.addr)
         self._latest = 0
+        self._has_gone_back = False
         self.check()
 
     def check(self) -> None:
@@ -117,7 +118,9 @@ class IdentityCheck:
         if self._jiffies is None:
             return
         now = int.from_bytes(_held(self._read, self._jiffies, _WORD), "little")
-        if now < latest:
+        # It may jump ahead afterwards: QEMU's emulated TSC never goes back.
+        self._has_gone_back = self._has_gone_back or now < latest
+        if self._has_gone_back:
             raise GuestReplacedError(RESTORED)
         self._latest = now
 

@@ -24,7 +24,6 @@ from kprobes.arch.machine import (
 )
 from kprobes.arch.registry import machine
 from kprobes.errors import (
-    RESTORED,
     GuestMigratedError,
     GuestReplacedError,
     MemoryFault,
@@ -353,7 +352,8 @@ class CallInjector:
         with suppress(MemoryFault):
             if self.memory.read(frame + half, len(data) - half) == data[half:]:
                 return
-        raise GuestReplacedError(RESTORED)
+        # And which nothing may tell later.
+        self.allocations.lose()
 
     def _stop_at(
         self, places: Sequence[Addr], timeout_s: float

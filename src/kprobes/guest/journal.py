@@ -21,7 +21,7 @@ from msgspec.structs import asdict
 
 from kprobes import directories
 from kprobes.errors import FormatError, KprobesError, StateError
-from kprobes.guest.allocations import AllocationLog, Kind, nothing
+from kprobes.guest.allocations import AllocationLog, Kind
 from kprobes.guest.armed import (
     ArmedPatch,
     ArmedProbe,
@@ -173,7 +173,6 @@ class Journal:
             one begins: who finds the two tells by that a guest that was restored.
         boot: of the guest, or None before it is known.
         allocations: what is allocated in the guest; writes itself down here.
-        check: raises GuestReplacedError unless the guest is still the one that was attached to.
     """
 
     def __init__(self, path: Path, mark: bytes) -> None:
@@ -182,7 +181,6 @@ class Journal:
         self.state = self.noted = 0
         self.boot: Boot | None = None
         self.allocations = AllocationLog(self._note)
-        self.check: Callable[[], None] = nothing
         self._marked: MarkPlace | None = None
         # The file and its head: whoever notices a pause writes here beside whoever arms.
         self._lock = threading.RLock()
@@ -245,7 +243,11 @@ class Journal:
 
     def watch(self, check: Callable[[], None]) -> None:
         """Have a check made before the guest is written to, or made to call anything."""
-        self.check = self.allocations.check = check
+        self.allocations.check = check
+
+    def check(self) -> None:
+        """Raise GuestReplacedError unless the guest is still the one that was attached to."""
+        self.allocations.check()
 
     def note_boot(self, boot: Boot) -> None:
         """Say which boot of the guest it is."""

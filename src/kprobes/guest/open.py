@@ -61,7 +61,7 @@ def open_driver(
     undo.callback(_leave if is_ours else _close, driver, journal)
     if guardian is not None:
         guardian.watch(driver.give_up)
-        journal.watch(_after(guardian.await_ready, journal.check))
+        journal.watch(_after(guardian.await_ready, journal.allocations.check))
     return driver
 
 
