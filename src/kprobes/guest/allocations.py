@@ -67,7 +67,7 @@ def nothing() -> None:
     """Check nothing, or tell nobody."""
 
 
-def _is_restored() -> None:
+def _raise_restored() -> None:
     raise GuestReplacedError(RESTORED)
 
 
@@ -97,7 +97,7 @@ class AllocationLog:
         Raises:
             GuestReplacedError: always.
         """
-        self.check = _is_restored
+        self.check = _raise_restored
         self.check()
 
     @property
