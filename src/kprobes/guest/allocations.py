@@ -91,14 +91,9 @@ class AllocationLog:
         self.check: Callable[[], None] = nothing
         self._write = write
 
-    def lose(self) -> None:
-        """Take the guest for one that was restored, in each check from now on, and raise that.
-
-        Raises:
-            GuestReplacedError: always.
-        """
+    def note_restored(self) -> None:
+        """Have each check from now on raise that the guest was restored to an earlier state."""
         self.check = _raise_restored
-        self.check()
 
     @property
     def is_empty(self) -> bool:

@@ -352,8 +352,9 @@ class CallInjector:
         with suppress(MemoryFault):
             if self.memory.read(frame + half, len(data) - half) == data[half:]:
                 return
-        # And which nothing may tell later.
-        self.allocations.lose()
+        # Later nothing may tell it.
+        self.allocations.note_restored()
+        self.allocations.check()
 
     def _stop_at(
         self, places: Sequence[Addr], timeout_s: float

@@ -10,7 +10,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
-from functools import partial
 
 from kprobes.errors import FormatError, GuestGoneError, MemoryFault, TargetError, UnreachableError
 from kprobes.formats import rsp
@@ -128,16 +127,17 @@ class Wire:
             was_running = True
         return was_running
 
-    def receive(self, timeout_s: float) -> bytes | None:
+    def receive(self, timeout_s: float, *, is_answer: bool = False) -> bytes | None:
         """Return the next packet, or None when none came in time.
+
+        Args:
+            timeout_s: for it.
+            is_answer: whether it answers a request, or is console text before an answer.
 
         Raises:
             GuestGoneError: the connection is closed, or the guest ended.
             FormatError: no packet, or one with a wrong checksum.
         """
-        return self._receive(timeout_s, is_answer=False)
-
-    def _receive(self, timeout_s: float, *, is_answer: bool) -> bytes | None:
         deadline = time.monotonic() + timeout_s
         while True:
             packet = self._next(is_answer=is_answer)
@@ -156,13 +156,15 @@ class Wire:
 
         Args:
             deadline: by ``time.monotonic``.
-            is_answer: whether they answer requests, or are console text before an answer.
+            is_answer: as for ``receive``.
 
         Raises:
             GuestGoneError, FormatError: as for ``receive``.
         """
-        wait = partial(self._receive, is_answer=is_answer)
-        while (packet := wait(deadline - time.monotonic())) is not None:
+        while True:
+            packet = self.receive(deadline - time.monotonic(), is_answer=is_answer)
+            if packet is None:
+                return
             yield packet
             if time.monotonic() > deadline:
                 return
