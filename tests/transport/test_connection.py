@@ -203,6 +203,22 @@ def test_an_interrupted_request_does_not_shift_later_answers() -> None:
         assert stub.read(8, 2) == bytes([8, 9])
 
 
+def test_a_question_whether_one_was_lost_that_was_interrupted_shifts_no_later_answer() -> None:
+    fake = FakeStub()
+
+    def slow(sock: socket.socket) -> None:
+        time.sleep(1.5)
+        sock.sendall(packet(b"00000000"))
+
+    with opened(fake) as stub:
+        fake.hooks[b"m0,4"] = slow
+        stub._wire._send([b"m0,4"])
+        stub._wire._send([b"qC"])
+
+        assert stub.read(8, 2) == bytes([8, 9])
+        assert stub.read(16, 2) == bytes([16, 17])
+
+
 def test_a_request_that_an_interrupt_came_before_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

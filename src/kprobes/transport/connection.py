@@ -214,13 +214,18 @@ class Wire:
         return TargetError("the guest was resumed by somebody else in the middle of a request")
 
     def _take_owed(self) -> None:
+        is_asked = False
         while self._owed:
-            if self._answer_within(self.timeout_s / _SLOW, None) is None:
-                # Slow, or never sent, for an interrupt came before.
+            answer = self._answer_within(self.timeout_s / _SLOW, None)
+            if answer is None and is_asked:
+                # Never sent, for an interrupt came before.
+                self._owed = 0
+            elif answer is None:
+                # Slow, or never sent. The question may be under way already.
                 self._send((_THREAD,))
                 while not self._answer(None).startswith(b"QC"):
                     pass
-                self._owed = 0
+                is_asked = True
 
     def _send(self, payloads: Sequence[bytes]) -> None:
         if payloads:
