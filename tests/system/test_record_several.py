@@ -11,6 +11,7 @@ import pytest
 from kprobes.transport.qemu import Machine
 from tests.build.command import OPEN, WAIT_S, Command, events_of, wait_for_words
 from tests.build.json_lines import objects, parsed
+from tests.build.waiting import becomes_true
 from tests.system.conftest import Boot
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
@@ -103,6 +104,9 @@ def test_one_guest_that_dies_lets_the_other_be_recorded_to_its_end(
     other.close()
     name = targets[1].replace(":", "").replace("/", "-")
     wait_for_words(process, f"{name}: kprobe: ".encode())
+    # Who has said it has not ended by then, and would be interrupted, too.
+    recorders = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    assert becomes_true(lambda: len(recorders.read_text().split()) == 1)
     guest.run(f"{FLOOD} count=500")
 
     process.send_signal(signal.SIGINT)
