@@ -45,6 +45,7 @@ _ROUNDING_NS = 1000
 _STEP_NS, _LATE_NS = 20_000, 1_000_000
 """Where the guest does not trust its TSC its own clock steps at each tick, and stands when one is
 late. On a busy machine both happen often, and by any amount."""
+_RECORDINGS = 5
 
 Times = Mapping[int, list[int]]
 """By task."""
@@ -111,21 +112,27 @@ def _shares(theirs: Times, ours: Times, step: int) -> tuple[float, float]:
     return min(after), min(before)
 
 
-def _is_near(theirs: Times, ours: Times) -> bool:
-    # Theirs may be late for long, and early for a tick; now and then they are right.
-    after, before = _shares(theirs, ours, _LATE_NS)
-    return after > 0.9 and before > 0.1 and min(_shares(theirs, ours, _STEP_NS)) > 0.01
+def _assert_near(machine: Machine, kind: str, clock: str | None) -> None:
+    # Theirs may be late for long, and early for a tick; now and then they are right: of several
+    # recordings in one at least.
+    found: list[tuple[float, float, float]] = []
+    for _ in range(_RECORDINGS):
+        theirs, ours = _recorded(machine, kind, clock)
+        after, before = _shares(theirs, ours, _LATE_NS)
+        found.append((after, before, min(_shares(theirs, ours, _STEP_NS))))
+        if after > 0.9 and before > 0.1 and found[-1][2] > 0.01:
+            return
+    raise AssertionError(f"of how many calls stamps were near, in each recording: {found}")
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
 def test_stamps_are_those_of_the_guests_own_event(machine: Machine, kind: str, clock: str) -> None:
     machine.run(f"echo {clock} > {TRACE}/trace_clock")
-    theirs, ours = _recorded(machine, kind, clock)
 
     if kind == UNTRUSTED and clock not in CALLED[kind] | {"local"}:
-        assert _is_near(theirs, ours)
+        _assert_near(machine, kind, clock)
     else:
-        assert _shares(theirs, ours, _ROUNDING_NS) == (1, 1)
+        assert _shares(*_recorded(machine, kind, clock), _ROUNDING_NS) == (1, 1)
 
 
 @pytest.mark.parametrize("clock", CLOCKS)
@@ -156,9 +163,8 @@ def test_by_default_it_is_the_clock_of_the_guests_own_trace(
     machine: Machine, kind: str, clock: str
 ) -> None:
     machine.run(f"echo {clock} > {TRACE}/trace_clock")
-    theirs, ours = _recorded(machine, kind, None)
 
-    assert _is_near(theirs, ours)
+    _assert_near(machine, kind, None)
 
 
 @pytest.mark.parametrize("is_limited", [False, True])
