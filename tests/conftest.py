@@ -25,6 +25,14 @@ def own_journals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(params=[1 << 62, 0], ids=["few", "many"], scope="module")
+def few_and_many(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have tests run twice: all rows count as few, which Python does, then as many, for C."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kprobes.native.library.MANY", request.param)
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the file of second tries, which is what a run with --last-failed is."""
     parser.addoption("--second-tries", type=Path, help="tests that passed then, to show at the end")

@@ -179,7 +179,7 @@ def test_it_counts_what_the_kernel_would(
 
 def test_a_full_table_keeps_what_came_first_of_several_events() -> None:
     # Two events share the table; in time they alternate, in their batches they do not.
-    first = [Row(ts=2 * n, values=(n, *[0] * 6)) for n in range(100)]
+    first = [Row(ts=2 * n, values=(n, 0, b"", 0, (0,) * 4, 0, 0)) for n in range(100)]
     other = [Row(ts=2 * n + 1, values=(1000 + n,)) for n in range(100)]
     pairs = [(i, n) for n in range(100) for i in (0, 1)]
     both = make_events([make_batch(READ, first), make_batch(OTHER, other)], pairs)

@@ -201,7 +201,8 @@ def test_percentiles_of_two_histograms_are_those_of_all_hits(cut: int) -> None:
 
 
 def test_what_has_no_room_for_its_bucket_is_dropped_and_what_is_known_counts() -> None:
-    rows = [Row(values=(n, *[0] * 6)) for n in (*range(1, 1001), *range(1, 1001))]
+    numbers = (*range(1, 1001), *range(1, 1001))
+    rows = [Row(values=(n, 0, b"", 0, (0,) * 4, 0, 0)) for n in numbers]
 
     found = counted("keys=common_cpu:vals=count.p50:size=128", in_order([make_batch(READ, rows)]))
 

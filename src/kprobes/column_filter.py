@@ -34,6 +34,7 @@ from kprobes.model.filter import (
     Within,
 )
 from kprobes.model.resolved import RecordLayout, Storage
+from kprobes.model.strings import Strings
 from kprobes.resolve.resolve import layout_fields
 from kprobes.sinks.names import Names, TraceSource
 
@@ -118,18 +119,21 @@ class ColumnFilter:
 
     def _matched(self, batch: Batch, test: Matches) -> Mask:
         wanted = re.compile(_regex(test.pattern), re.DOTALL)
-        if isinstance(test.source, Header):
-            texts, bad = batch.comm.tolist(), None
-        elif batch.layout.fields[test.source].type == "symstr":
-            texts = list(map(self._names.symbol, batch.values[test.source].tolist()))
+        column = batch.comm if isinstance(test.source, Header) else batch.columns[test.source]
+        if isinstance(column, Strings):
+            found = column.mapped(lambda text: text is not None and bool(wanted.fullmatch(text)))
+            return found.astype(np.bool_)
+        texts: list[bytes] = column.tolist()
+        bad = None
+        if (
+            not isinstance(test.source, Header)
+            and batch.layout.fields[test.source].type == "symstr"
+        ):
+            texts = list(map(self._names.symbol, column.tolist()))
             bad = batch.faulted[test.source]
-        else:
-            texts, bad = batch.values[test.source].tolist(), None
-        known: dict[bytes | None, bool] = {None: False}
-        for text in set(texts) - {None}:
-            known[text] = wanted.fullmatch(text) is not None
-        found = np.fromiter(map(known.__getitem__, texts), np.bool_, len(texts))
-        return found if bad is None else found & ~bad
+        known = {text: wanted.fullmatch(text) is not None for text in set(texts)}
+        matches = np.fromiter(map(known.__getitem__, texts), np.bool_, len(texts))
+        return matches if bad is None else matches & ~bad
 
 
 def _followed(program: Filter, count: int, holds: Callable[[Test], Mask]) -> Mask:

@@ -21,6 +21,7 @@ from kprobes.model.events import Batch, Column, Events
 from kprobes.model.filter import Header
 from kprobes.model.hist import IDLE, MAX_TEXT, HistField, HistKind, HistTrigger, Modifier, Special
 from kprobes.model.resolved import RecordLayout, Storage
+from kprobes.model.strings import Strings
 from kprobes.resolve.hist import known_fields
 from kprobes.sinks.names import Names, TraceSource
 
@@ -157,14 +158,13 @@ class ColumnHist:
             return _taken(_number(batch, key), key)
         if not isinstance(key.source, int):
             return self._texts.of_comms(batch.comm)
-        values = batch.values[key.source]
-        match batch.layout.fields[key.source].storage:
-            case Storage.NUMBER:
-                return self._texts.of_numbers(values, self._names.symbol)
-            case Storage.STACK:
-                return self._texts.of_stacks(values, key.width)
-            case _:
-                return self._texts.of(values)
+        values, storage = batch.columns[key.source], batch.layout.fields[key.source].storage
+        if isinstance(values, Strings):
+            is_stack = storage is Storage.STACK
+            return self._texts.of_strings(values, key.width * _ADDRESS if is_stack else MAX_TEXT)
+        if storage is Storage.NUMBER:
+            return self._texts.of_numbers(values, self._names.symbol)
+        return self._texts.of(values)
 
 
 def _measured(batch: Batch, trigger: HistTrigger) -> Mask | None:
@@ -272,11 +272,10 @@ class _Texts(dict[bytes | None, int]):
         """Return the numbers of texts, shape (n,), new."""
         return np.fromiter(map(self.__getitem__, texts.tolist()), np.uint64, len(texts))
 
-    def of_stacks(self, stacks: Column, depth: int) -> Numbers:
-        """Return those of stacks, shape (n,), new, by so many of their addresses, or by all."""
-        size = depth * _ADDRESS or None
-        numbers = (self._number(stack[:size]) for stack in stacks.tolist())
-        return np.fromiter(numbers, np.uint64, len(stacks))
+    def of_strings(self, strings: Strings, most: int) -> Numbers:
+        """Return those of strings, shape (n,), new, by so many of their bytes, or by all: 0."""
+        numbers = strings.mapped(lambda text: self._number((text or b"")[: most or None]))
+        return numbers.astype(np.uint64)
 
     def of_comms(self, comms: Column) -> Numbers:
         """Return those of names of tasks, S16; as they come in runs, of each run once."""

@@ -17,6 +17,7 @@ from kprobes.buckets import bucket_of
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.hist import PARTS_BITS
 from kprobes.model.resolved import Field, RecordLayout, Storage
+from kprobes.model.strings import Strings
 from kprobes.ring.merge import join
 from kprobes.sinks.names import Name, Names, TraceSource
 from kprobes.units import U64
@@ -298,9 +299,9 @@ class FieldStatistics:
             index: the field's place.
             names: of the kernel that they are of.
         """
-        values, faulted = batch.values[index], batch.faulted[index]
-        if field.storage in _TEXTS:
-            counts: Counter[bytes | None] = Counter(values.ravel().tolist())
+        values, faulted = batch.columns[index], batch.faulted[index]
+        if isinstance(values, Strings) or field.storage in _TEXTS:
+            counts = _counted(values)
             self.faulted += counts.pop(None, 0)
             known = {text: count for text, count in counts.items() if text is not None}
             is_stack = field.storage is Storage.STACK
@@ -314,6 +315,14 @@ class FieldStatistics:
             self.texts.add(_named(field, values.ravel(), names))
         else:
             self.numbers.add(values.ravel())
+
+
+def _counted(values: Column | Strings) -> Counter[bytes | None]:
+    if not isinstance(values, Strings):
+        return Counter(values.ravel().tolist())
+    codes, table = values.coded
+    counts = np.bincount(codes, minlength=len(table)).tolist()
+    return Counter(dict(zip(table, counts, strict=True)))
 
 
 def _named(field: Field, values: Column, names: Names) -> Counter[bytes]:

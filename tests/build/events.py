@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from msgspec import Struct
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.resolved import Field, RecordLayout, Storage
+from kprobes.model.strings import Strings, strings_of
 from tests.build.ring import Value, make_layout
 
 _LINE = re.compile(
@@ -40,7 +42,7 @@ def make_batch(layout: RecordLayout, rows: Sequence[Row]) -> Batch:
         pid=np.array([row.pid for row in rows], np.int32),
         context=np.array([row.context for row in rows], np.uint32),
         comm=comm,
-        values=tuple(
+        columns=tuple(
             comm if field.storage is Storage.COMM else _column(field, [r.values[i] for r in rows])
             for i, field in enumerate(layout.fields)
         ),
@@ -139,14 +141,13 @@ def _callers(rows: Sequence[Row]) -> NDArray[np.uint64]:
     return np.array([row.caller for row in rows], np.uint64)
 
 
-def _column(field: Field, values: Sequence[Value]) -> Column:
+def _column(field: Field, values: Sequence[Value]) -> Column | Strings:
     if field.storage is Storage.TEXT:
         return np.full(len(values), field.text, object)
     if field.storage in (Storage.STRING, Storage.STACK):
-        column = np.empty((len(values), field.count) if field.count else len(values), object)
-        for number, value in enumerate(values):
-            column[number] = value
-        return column
+        rows = [each if isinstance(each, tuple) else (each,) for each in values]
+        shape = (len(values), field.count) if field.count else (len(values),)
+        return strings_of(cast("list[bytes | None]", [one for row in rows for one in row]), shape)
     stale = 0xEE if field.count is None else (0xEE,) * field.count
     numbers = [stale if value is None else value for value in values]
     return np.array(numbers, f"{'i' if field.is_signed else 'u'}{field.size}")

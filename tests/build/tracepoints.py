@@ -254,7 +254,7 @@ def batch_of(
         pid=np.zeros(count, np.int32) if pids is None else pids,
         context=np.zeros(count, np.uint32),
         comm=np.full(count, b"sh", "S16"),
-        values=columns,
+        columns=columns,
         faulted=(None,) * len(columns),
     )
 

@@ -54,7 +54,7 @@ def many(count: int, layout: RecordLayout = READ) -> Events:
         pid=np.full(count, 1, np.int32),
         context=np.full(count, 1 << 31, np.uint32),
         comm=np.full(count, b"sh", "S16"),
-        values=tuple(numbers.astype(np.uint64) for _ in layout.fields),
+        columns=tuple(numbers.astype(np.uint64) for _ in layout.fields),
         faulted=(None,) * len(layout.fields),
     )
     order = np.arange(count, dtype=np.uint32)

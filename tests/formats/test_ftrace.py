@@ -9,6 +9,8 @@ from kprobes.errors import RingError
 from kprobes.formats.ftrace import PageFormat, PageRecords, read_pages, set_sizes
 from tests.build.ftrace_page import PAGE, Found, Record, page, pages, slowly
 
+pytestmark = pytest.mark.usefixtures("few_and_many")
+
 EVENT = b"\x01\x00\x00\x00\x07\x00\x00\x00"
 
 

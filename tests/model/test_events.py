@@ -26,7 +26,7 @@ def test_columns_of_one_buffer_count_once() -> None:
         pid=rows["pid"],
         context=rows["context"],
         comm=np.broadcast_to(np.array(b"sh", "S16"), 1000),
-        values=(),
+        columns=(),
         faulted=(),
     )
 

@@ -33,6 +33,8 @@ from tests.build.host_event import (
     shown,
 )
 
+pytestmark = pytest.mark.usefixtures("few_and_many")
+
 
 def shapes_of(*events: HostEvent) -> HostShapes:
     fresh = itertools.count(100)
@@ -162,9 +164,6 @@ def with_word(record: bytes, at: int, word: int) -> bytes:
 @pytest.mark.parametrize(
     "record",
     [
-        cut_at(opening(1, b"a"), 4),
-        cut_at(opening(1, b"a"), 24),
-        cut_at(rename(1, b"a", b"b"), 40),
         with_word(opening(1, b"a"), 20, 1000 << 16 | 40),
         with_word(opening(1, b"a"), 36, 8 << 16 | 0xFFFF),
         opening(1, b"a", pid=-1),
@@ -174,6 +173,19 @@ def with_word(record: bytes, at: int, word: int) -> bytes:
 )
 def test_records_that_no_kernel_wrote_raise_one_error(record: bytes) -> None:
     with pytest.raises(RingError):
+        decoded(opening(1, b"good"), record)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        cut_at(opening(1, b"a"), 4),
+        cut_at(opening(1, b"a"), 24),
+        cut_at(rename(1, b"a", b"b"), 40),
+    ],
+)
+def test_a_record_that_is_too_short_is_told(record: bytes) -> None:
+    with pytest.raises(RingError, match=f"^a record of {len(record)} bytes"):
         decoded(opening(1, b"good"), record)
 
 

@@ -2,12 +2,15 @@ from collections.abc import Sequence
 from random import Random
 
 import numpy as np
+import pytest
 
 from kprobes.model.events import Batch, Events
 from kprobes.ring.ftrace import HostDecoded
 from kprobes.ring.ftrace_merge import HostMerger
 from tests.build.events import Row, make_batch
 from tests.build.ring import make_layout
+
+pytestmark = pytest.mark.usefixtures("few_and_many")
 
 LAYOUTS = [make_layout(1, ("u64",)), make_layout(2, ("u64",))]
 Hit = tuple[int, int, int]
@@ -24,6 +27,8 @@ def part(hits: Sequence[Hit]) -> HostDecoded:
     return HostDecoded(
         batches=tuple(batches),
         which=np.array(which, np.uint16),
+        ts=np.array([ts for _, ts, _ in hits], np.uint64),
+        cpu=np.array([cpu for cpu, _, _ in hits], np.uint16),
         namings=(),
         lost=0,
     )

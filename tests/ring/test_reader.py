@@ -9,6 +9,8 @@ from kprobes.ring.chunk import Decoded, Shapes
 from kprobes.ring.reader import Geometry, RingReader
 from tests.build.ring import GuestRing, Hit, IdentityClock, make_layout, record
 
+pytestmark = pytest.mark.usefixtures("few_and_many")
+
 FIXED = make_layout(1, ("u64",))
 EMPTY = make_layout(2)
 TEXT = make_layout(3, ("u64", "string"))

@@ -22,6 +22,7 @@ from kprobes.model.columns import Mask, Selection, base_name, whole
 from kprobes.model.events import Batch, Column, addresses
 from kprobes.model.recording import RecordedKernel
 from kprobes.model.resolved import Field, RecordLayout, Storage
+from kprobes.model.strings import Strings
 from kprobes.sinks.json import valid_text
 from kprobes.sinks.names import Names, TraceSource, flags
 
@@ -81,10 +82,12 @@ class Columns:
         if field.storage is Storage.TEXT and not self._is_raw and len(chosen.kinds) == 1:
             # One text, and no object for each event.
             return {field.name: _coded(np.zeros(len(chosen), np.int32), [valid_text(field.text)])}
+        strings = chosen.strings(field.name)
+        if strings is not None:
+            is_stack = field.storage is Storage.STACK
+            return {field.name: self._stacks(strings) if is_stack else self._strings(strings)}
         values, bad = chosen.field(field.name)
         try:
-            if field.storage is Storage.STACK:
-                return {field.name: self._stacks(values)}
             if field.storage not in (Storage.NUMBER, Storage.DURATION):
                 return {field.name: self._texts(values)}
             if field.type == "symstr":
@@ -102,15 +105,25 @@ class Columns:
             return _labels(addrs, bad, lambda addr: valid_text(self._names.symbol(addr)))
         return _lists(self._symbols(addrs.ravel(), None).cast(pa.utf8()), addrs.shape[1], bad)
 
-    def _stacks(self, values: Column) -> Array:
-        found = pa.array(values, pa.large_binary()).dictionary_encode()
-        stacks: list[bytes] = found.dictionary.to_pylist()
+    def _stacks(self, values: Strings) -> Array:
+        stacks = [stack or b"" for stack in values.coded.table]
         if self._is_raw:
             each = pa.array(list(map(addresses, stacks)), pa.list_(pa.uint64()))
         else:
             named = [list(map(valid_text, self._names.stack(stack))) for stack in stacks]
             each = pa.array(named, pa.list_(pa.utf8()))
-        return each.take(found.indices)
+        return each.take(pa.array(values.coded.codes))
+
+    def _strings(self, values: Strings) -> Array:
+        codes, table = values.coded
+        if self._is_raw:
+            found = pa.array(table, pa.large_binary()).take(pa.array(codes))
+        else:
+            texts = [None if text is None else valid_text(text) for text in table]
+            found = _dictionary(pa.array(codes), texts)
+        if len(values.shape) == 1:
+            return found
+        return _lists(found if self._is_raw else found.cast(pa.utf8()), values.shape[1], None)
 
     def _flags(self, context: int) -> str:
         return flags(context, self._version)
@@ -197,11 +210,13 @@ def _coded(codes: NDArray[np.int32], names: Sequence[str]) -> Array:
     return _dictionary(pa.array(codes), names)
 
 
-def _dictionary(indices: Array, names: Sequence[str]) -> Array:
-    # Categories are there once, or pandas refuses them.
-    place = {name: number for number, name in enumerate(dict.fromkeys(names))}
+def _dictionary(indices: Array, names: Sequence[str | None]) -> Array:
+    # Categories are there once, or pandas refuses them; None is no category.
+    known = (name for name in dict.fromkeys(names) if name is not None)
+    place = {name: number for number, name in enumerate(known)}
     if len(place) < len(names):
-        indices = pa.array([place[name] for name in names], pa.int32()).take(indices)
+        numbers = [None if name is None else place[name] for name in names]
+        indices = pa.array(numbers, pa.int32()).take(indices)
     return pa.DictionaryArray.from_arrays(indices, pa.array([*place], pa.utf8()))
 
 

@@ -168,7 +168,7 @@ class SlowestCalls:
 def _calls(batch: Batch, durations: Column, names: Names) -> Iterable[SlowCall]:
     form, columns = b"", list[Cells]()
     for field, values, faulted in zip(
-        batch.layout.fields, batch.values, batch.faulted, strict=True
+        batch.layout.fields, batch.columns, batch.faulted, strict=True
     ):
         if field.storage is not Storage.DURATION:
             spec, found = shown(field, values, faulted, names)

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from kprobes.export.files import TableFiles
 from kprobes.model.events import Batch
 from kprobes.model.recording import RecordedKernel
 from kprobes.model.resolved import RecordLayout
+from kprobes.native.lines import in_order
 from kprobes.sinks.csv import CsvSink, header_line, header_of
 from kprobes.sinks.names import TraceSource
 
@@ -30,7 +33,8 @@ class CsvTable:
 
     def write(self, batch: Batch) -> None:
         """Append rows, oldest first."""
-        self._file.writelines(self._sink.lines(batch))
+        lines = [self._sink.lines(batch)]
+        self._file.writelines(in_order(lines, np.zeros(len(batch), np.uint16)))
 
     def close(self) -> None:
         """Finish the file."""

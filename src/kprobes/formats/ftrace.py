@@ -39,6 +39,7 @@ The page's own, ``events/header_page``, has lines of the same kind only
 """
 
 import re
+from functools import cache
 
 import numpy as np
 from msgspec import Struct
@@ -46,6 +47,7 @@ from numpy.typing import NDArray
 
 from kprobes.errors import FormatError, RingError
 from kprobes.model.events import EventField, EventFormat, Locator
+from kprobes.native.library import Function, function, is_worth
 
 _FIELD = re.compile(
     r"\tfield: ?(?P<declaration>[^;]+);\toffset:(?P<offset>\d+);\tsize:(?P<size>\d+);"
@@ -151,6 +153,12 @@ _STEPS = np.array([0, *range(2, 30), 0, 2, 2], np.int64)
 _AT_ONCE = 1024
 _WORD = 4
 _NONE = np.empty(0, np.int64)
+_USUAL = 64
+"""Records of a page, as a rule."""
+_LEAST = 8
+"""Bytes of a record and its head at least."""
+_PAGES_PARTS = "data size count commit begin skips at sizes ts page numbers"
+_PAGES = np.dtype([(name, "u8") for name in _PAGES_PARTS.split()])
 
 
 class PageRecords(Struct, frozen=True, kw_only=True, eq=False):
@@ -161,6 +169,7 @@ class PageRecords(Struct, frozen=True, kw_only=True, eq=False):
         sizes: int64 (n,), of the data.
         ts: uint64 (n,).
         page: int64 (n,), which page it is of.
+        numbers: uint16 (n,), of its event: the first of the data; 0 where there is none.
         lost: events that were lost before these pages.
     """
 
@@ -168,6 +177,7 @@ class PageRecords(Struct, frozen=True, kw_only=True, eq=False):
     sizes: Index
     ts: NDArray[np.uint64]
     page: Index
+    numbers: NDArray[np.uint16]
     lost: int
 
     def __len__(self) -> int:
@@ -190,6 +200,10 @@ def read_pages(pages: Bytes, form: PageFormat, skips: Index | None = None) -> Pa
     if pages.ndim != 2 or pages.shape[1] != form.size or not pages.flags.c_contiguous:
         raise ValueError(f"pages of {pages.shape}, not of {form.size} bytes")
     rests = np.zeros(len(pages), np.int64) if skips is None else skips
+    if is_worth(len(pages) * _USUAL):
+        records = _read_by_c(pages, form, rests)
+        if records is not None:
+            return records
     parts = [
         _read(pages[i : i + _AT_ONCE], form, rests[i : i + _AT_ONCE], first=i)
         for i in range(0, len(pages), _AT_ONCE)
@@ -201,6 +215,7 @@ def read_pages(pages: Bytes, form: PageFormat, skips: Index | None = None) -> Pa
         sizes=np.concatenate([_NONE, *(part.sizes for part in parts)]),
         ts=np.concatenate([np.empty(0, np.uint64), *(part.ts for part in parts)]),
         page=np.concatenate([_NONE, *(part.page for part in parts)]),
+        numbers=np.concatenate([np.empty(0, np.uint16), *(part.numbers for part in parts)]),
         lost=sum(part.lost for part in parts),
     )
 
@@ -213,14 +228,18 @@ def set_sizes(pages: Bytes, form: PageFormat, sizes: Index) -> None:
         form: where a page has its commit word.
         sizes: shape (n,), bytes.
     """
-    words = pages.reshape(-1).view("<u4").reshape(len(pages), form.size // _WORD)
+    words = _words(pages, form)
     commits = words[:, form.commit // _WORD]
     commits &= np.uint32(~_COMMIT & 0xFFFFFFFF)
     commits |= sizes.astype(np.uint32)
 
 
+def _words(pages: Bytes, form: PageFormat) -> Words:
+    return pages.reshape(-1).view("<u4").reshape(len(pages), form.size // _WORD)
+
+
 def _read(pages: Bytes, form: PageFormat, skips: Index, *, first: int) -> PageRecords:
-    words = pages.reshape(-1).view("<u4").reshape(len(pages), form.size // _WORD)
+    words = _words(pages, form)
     commits = words[:, form.commit // _WORD]
     used = (commits & np.uint32(_COMMIT)).astype(np.int64)
     if (used > form.size - form.data).any() or (used % _WORD).any():
@@ -239,7 +258,42 @@ def _read(pages: Bytes, form: PageFormat, skips: Index, *, first: int) -> PageRe
         at, kinds, ts, page = at[is_data], kinds[is_data], ts[is_data], page[is_data]
     begins, sizes = _data(flat, at, kinds)
     lost = _lost(pages, commits, used + form.data)
-    return PageRecords(at=begins + first * form.size, sizes=sizes, ts=ts, page=page, lost=lost)
+    numbers = np.zeros(len(begins), np.uint16)
+    numbers[sizes > 0] = flat.view("<u2")[begins[sizes > 0] // 2]
+    begins += first * form.size
+    return PageRecords(at=begins, sizes=sizes, ts=ts, page=page, numbers=numbers, lost=lost)
+
+
+def _read_by_c(pages: Bytes, form: PageFormat, skips: Index) -> PageRecords | None:
+    # None of pages that no kernel wrote.
+    most = len(pages) * ((form.size - form.data) // _LEAST)
+    at, sizes, page = (np.empty(most, np.int64) for _ in range(3))
+    ts, numbers = np.empty(most, np.uint64), np.empty(most, np.uint16)
+    skips = np.ascontiguousarray(skips)
+    row = (
+        *(pages.ctypes.data, form.size, len(pages), form.commit, form.data, skips.ctypes.data),
+        *(each.ctypes.data for each in (at, sizes, ts, page, numbers)),
+    )
+    table = np.array(row, _PAGES)
+    count = _read_pages()(table.ctypes.data)
+    if count < 0:
+        return None
+    commits = _words(pages, form)[:, form.commit // _WORD]
+    used = (commits & np.uint32(_COMMIT)).astype(np.int64)
+    return PageRecords(
+        at=at[:count],
+        sizes=sizes[:count],
+        # What outlives the others does not keep room for more.
+        ts=ts[:count].copy(),
+        page=page[:count],
+        numbers=numbers[:count],
+        lost=_lost(pages, commits, used + form.data),
+    )
+
+
+@cache
+def _read_pages() -> Function:
+    return function("pages", "pages_read", 1)
 
 
 class _Found(Struct, frozen=True, kw_only=True, eq=False):

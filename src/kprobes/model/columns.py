@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kprobes.errors import UsageError
 from kprobes.model.events import Batch, Column, Event, Events, Rows, addresses, each_event
 from kprobes.model.resolved import Field, RecordLayout, Storage
+from kprobes.model.strings import Strings, joined
 
 Mask = NDArray[np.bool_]
 Values = tuple[Column, Mask | None]
@@ -154,11 +155,11 @@ class Selection:
         if name == base_name("function", self.fields):
             codes, names = self.codes(lambda layout: layout.function)
             return np.array(names, object)[codes]
-        field = self.fields.get(name)
-        if field is not None and field.storage is Storage.STACK:
-            stacks = map(addresses, self.gather(name)[0].tolist())
-            return np.fromiter(stacks, object, len(self))
-        return _readable(*self.gather(name))
+        strings = self.strings(name)
+        if strings is None:
+            return _readable(*self.gather(name))
+        is_stack = self.fields[name].storage is Storage.STACK
+        return strings.mapped(_addresses if is_stack else _text)
 
     def codes(self, label: Callable[[RecordLayout], str]) -> tuple[NDArray[np.int32], list[str]]:
         """Return for each event the index of its layout's label, int32 (n,), new; and the labels.
@@ -187,6 +188,22 @@ class Selection:
         Where only some of the events have a caller the mask has the others.
         """
         return self._gather(_BASE[name])
+
+    def strings(self, name: str) -> Strings | None:
+        """Return a field as strings, new; None where it is no field, or none in some functions."""
+        kinds = [_strings(kind, name) for kind in self.kinds]
+        widths = {None if kind is None else kind.shape[1:] for kind in kinds}
+        if len(widths) != 1 or None in widths:
+            return None
+        places = np.arange(len(self))
+        found, order = [kind for kind in kinds[:1] if kind is not None], [places[:0]]
+        for part in self._parts:
+            strings = _strings(part.batch, name)
+            if strings is not None:
+                found.append(strings[part.rows])
+                order.append(places[part.places])
+        whole = joined(found)
+        return whole if len(found) == 2 else whole[np.argsort(np.concatenate(order), kind="stable")]
 
     def field(self, name: str) -> Values:
         """Return a field's values, (n,) or (n, count), and for numbers a mask (n,); both new.
@@ -294,6 +311,20 @@ def _field(batch: Batch, name: str) -> Values | None:
     return None
 
 
+def _strings(batch: Batch, name: str) -> Strings | None:
+    pairs = zip(batch.layout.fields, batch.columns, strict=True)
+    found = next((column for field, column in pairs if field.name == name), None)
+    return found if isinstance(found, Strings) else None
+
+
+def _addresses(stack: bytes | None) -> tuple[int, ...]:
+    return addresses(stack or b"")
+
+
+def _text(value: object) -> object:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
+
+
 def _common_dtype(columns: Sequence[Column], *, is_everywhere: bool) -> np.dtype[Any]:
     # Integers of 64 bits with a sign and without have no common one but floats, which lose bits.
     kinds = {column.dtype.kind for column in columns}
@@ -319,6 +350,5 @@ def _readable(values: Column, bad: Mask | None) -> Column:
 class _Texts(dict[object, object]):
     # Each text once: those that are alike share one object.
     def __missing__(self, value: object) -> object:
-        text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
-        self[value] = text
+        text = self[value] = _text(value)
         return text

@@ -16,10 +16,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kprobes.model.resolved import RecordLayout, Storage
+from kprobes.model.strings import Strings
 
 Column = NDArray[Any]
-_STRING = 40
-"""Bytes of a ``bytes`` object beside its own."""
 TRACERS, SYSCALLS = "ftrace", "syscalls"
 """Groups of events that the kernel prints without their names."""
 Rows = slice | NDArray[np.integer[Any]] | NDArray[np.bool_]
@@ -35,10 +34,9 @@ class Batch(Struct, frozen=True, kw_only=True, eq=False):
         pid: int32.
         context: uint32, the CONTEXT_* bits of ``model.resolved``.
         comm: S16, the task's name at the hit.
-        values: per field, in layout order: numbers in the field's own dtype; a duration as
-            uint64 ns; strings as object arrays of ``bytes`` without NUL, None where the fetch
-            faulted; stacks as object arrays of ``bytes``, see ``addresses``. Array fields have the
-            shape (n, count).
+        columns: per field, in layout order: numbers in the field's own dtype; a duration as
+            uint64 ns; strings without NUL, and stacks, see ``addresses``, as ``Strings``; what all
+            events have, as comm, as an array. Array fields have the shape (n, count).
         faulted: per field: a bool array, or None for a field that cannot fault. It has the
             shape (n,), but (n, count) for an array of strings. A duration of 0 is one that could
             not be measured.
@@ -52,7 +50,7 @@ class Batch(Struct, frozen=True, kw_only=True, eq=False):
     pid: NDArray[np.int32]
     context: NDArray[np.uint32]
     comm: Column
-    values: tuple[Column, ...]
+    columns: tuple[Column | Strings, ...]
     faulted: tuple[NDArray[np.bool_] | None, ...]
     caller: NDArray[np.uint64] | None = None
     place: NDArray[np.uint64] | None = None
@@ -62,11 +60,22 @@ class Batch(Struct, frozen=True, kw_only=True, eq=False):
         return len(self.ts)
 
     @property
+    def values(self) -> tuple[Column, ...]:
+        """The columns as arrays, shape (n,) or (n, count): of strings new ones, of objects.
+
+        Those are ``bytes``, and None where the fetch faulted.
+        """
+        return tuple(c.objects if isinstance(c, Strings) else c for c in self.columns)
+
+    @property
     def nbytes(self) -> int:
-        """About how many bytes it keeps: all that its columns are views of, and its strings."""
-        columns = (self.ts, self.cpu, self.pid, self.context, self.comm, *self.values)
-        kept = {id(owner): owner.nbytes for owner in map(_owner, columns)}
-        return sum(kept.values()) + sum(map(_strings, self.values))
+        """About how many bytes it keeps: all that its columns are views of."""
+        columns = [self.ts, self.cpu, self.pid, self.context, self.comm]
+        for each in self.columns:
+            columns += (
+                [each.blob, each.starts, each.lengths] if isinstance(each, Strings) else [each]
+            )
+        return sum({id(owner): owner.nbytes for owner in map(_owner, columns)}.values())
 
     def take(self, rows: Rows) -> "Batch":
         """Return some rows: views for a slice, copies for indices, shape (m,), or a mask, (n,)."""
@@ -77,7 +86,7 @@ class Batch(Struct, frozen=True, kw_only=True, eq=False):
             pid=self.pid[rows],
             context=self.context[rows],
             comm=self.comm[rows],
-            values=tuple(values[rows] for values in self.values),
+            columns=tuple(column[rows] for column in self.columns),
             faulted=tuple(None if mask is None else mask[rows] for mask in self.faulted),
             caller=None if self.caller is None else self.caller[rows],
             place=None if self.place is None else self.place[rows],
@@ -144,7 +153,7 @@ def with_fields(batch: Batch, names: Collection[str]) -> Batch:
     return replace(
         batch,
         layout=replace(batch.layout, fields=tuple(batch.layout.fields[at] for at in own)),
-        values=tuple(batch.values[at] for at in own),
+        columns=tuple(batch.columns[at] for at in own),
         faulted=tuple(batch.faulted[at] for at in own),
     )
 
@@ -153,13 +162,6 @@ def _owner(column: Column) -> Column:
     while isinstance(column.base, np.ndarray):
         column = column.base
     return column
-
-
-def _strings(column: Column) -> int:
-    if column.dtype != object:
-        return 0
-    strings: list[bytes | None] = column.ravel().tolist()
-    return len(strings) * _STRING + sum(map(len, filter(None, strings)))
 
 
 class Event(Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ same rings.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 
 import numpy as np
 from msgspec import Struct
@@ -35,8 +36,9 @@ from kprobes.model.resolved import (
     MIGRATE_SINCE,
     RecordLayout,
 )
+from kprobes.model.strings import Strings, cut
+from kprobes.native.library import Function, function, is_worth
 from kprobes.ring.ftrace_shapes import COMMON_SIZE, EventShape, NamingShape, is_cut_out
-from kprobes.ring.records import cut, cut_raw
 
 _SOFTIRQ_OFF = 2 * CONTEXT_SERVING_SOFTIRQ
 _SET = {
@@ -190,6 +192,8 @@ _NO_COMM = np.zeros((), f"S{COMM_SIZE}")
 _NO_IP = np.zeros(1, np.uint64)
 
 _ALL = slice(None)
+_EVENT = np.dtype([(name, "u8") for name in ("rows", "index", "size", "least")])
+_LONGEST = (1 << 63) - 1
 
 Bytes = NDArray[np.uint8]
 Index = NDArray[np.int64]
@@ -204,12 +208,16 @@ class HostDecoded(Struct, frozen=True, kw_only=True, eq=False):
         batches: at most one per layout; rows in the pages' order, comm not filled in yet.
         which: uint16 (n,), for each event in the pages' order its index in ``batches``; its row
             there is how many of that batch stand before it.
+        ts: uint64 (n,), of each.
+        cpu: uint16 (n,), likewise.
         namings: what tasks got new names.
         lost: events that the kernel overwrote or dropped before these pages.
     """
 
     batches: tuple[Batch, ...]
     which: NDArray[np.uint16]
+    ts: NDArray[np.uint64]
+    cpu: NDArray[np.uint16]
     namings: tuple[Naming, ...]
     lost: int
 
@@ -236,26 +244,24 @@ class HostShapes(Struct, frozen=True, kw_only=True):
 
 
 class _Found(Struct, frozen=True, kw_only=True, eq=False):
-    # The records of some pages, ``kinds`` their events' numbers. ``blob`` is the pages' bytes.
-    pages: Pages
+    # The records of some pages, whose bytes are ``flat``, and the CPU of each.
     flat: Bytes
     records: PageRecords
-    kinds: NDArray[np.uint16]
-    blob: bytes
+    cpu: NDArray[np.uint16]
 
     def rows(self, index: Which, dtype: np.dtype[np.void]) -> NDArray[np.void]:
         """Return the fixed parts of some records, which are copied."""
         size = dtype.itemsize
-        smallest = int(self.records.sizes[index].min())
-        if smallest < size:
-            raise RingError(f"a record of {smallest} bytes, not {size}")
+        _check_size(int(self.records.sizes[index].min()), size)
         places = (len(self.flat) - size) // _STEP + 1
         every = np.ndarray((places,), f"V{size}", self.flat, strides=(_STEP,))
-        rows = every[self.records.at[index] // _STEP].view(dtype)
-        first, last = int(rows["pid"].min()), int(rows["pid"].max())
-        if first < 0 or last >= PID_LIMIT:
-            raise RingError(f"records of pids from {first} to {last}")
-        return rows
+        return every[self.records.at[index] // _STEP].view(dtype)
+
+
+class _Own(Struct, frozen=True, kw_only=True, eq=False):
+    # The fixed parts of one event's records, and which of all records they are.
+    rows: NDArray[np.void]
+    index: Which
 
 
 class _Part(Struct, frozen=True, kw_only=True, eq=False):
@@ -273,22 +279,23 @@ def decode_pages(pages: Pages, shapes: HostShapes) -> HostDecoded:
         RingError: bytes that no kernel wrote.
     """
     found = _find(pages, shapes)
-    present = np.flatnonzero(np.bincount(found.kinds)).tolist()
     batches: list[Batch] = []
-    which = np.full(len(found.kinds), _NOT_OURS, np.uint16)
+    which = np.full(len(found.records), _NOT_OURS, np.uint16)
     namings: list[Naming] = []
-    for kind in present:
-        index = _ALL if len(present) == 1 else np.flatnonzero(found.kinds == kind)
-        if kind in shapes.namings:
-            namings += _namings(found, index, shapes.namings[kind])
-        elif (shape := shapes.of(kind)) is not None:
-            for part in _split(found, index, shape):
+    for number, own in _each_event(found, shapes):
+        if number in shapes.namings:
+            namings += _namings(found, own, shapes.namings[number])
+        elif (shape := shapes.of(number)) is not None:
+            for part in _split(own, shape):
                 which[part.index] = len(batches)
                 batches.append(_batch(found, part, shapes.contexts))
-    ours = which[which != _NOT_OURS]
+    is_ours = which != _NOT_OURS
+    ours = _ALL if is_ours.all() else is_ours
     return HostDecoded(
         batches=tuple(batches),
-        which=ours,
+        which=which[ours],
+        ts=found.records.ts[ours],
+        cpu=found.cpu[ours],
         namings=tuple(namings),
         lost=found.records.lost,
     )
@@ -299,40 +306,96 @@ def count_pages(pages: Pages, shapes: HostShapes) -> Counter[int]:
 
     Nothing but their numbers and places is looked at. Errors are those of ``decode_pages``.
     """
-    found = _find(pages, shapes, has_strings=False)
+    found = _find(pages, shapes)
     counts: Counter[int] = Counter()
-    for kind in np.flatnonzero(np.bincount(found.kinds)).tolist():
-        shape = shapes.of(kind)
+    for number, own in _each_event(found, shapes):
+        shape = shapes.of(number)
         if shape is not None:
-            index = np.flatnonzero(found.kinds == kind)
-            for part in _split(found, index, shape):
+            for part in _split(own, shape):
                 counts[part.layout.event_id] += len(part.rows)
     return counts
 
 
-def _find(pages: Pages, shapes: HostShapes, *, has_strings: bool = True) -> _Found:
+def _find(pages: Pages, shapes: HostShapes) -> _Found:
     records = read_pages(pages.data, shapes.page, pages.skips)
     if (records.sizes < COMMON_SIZE).any():
         raise RingError(f"a record of {int(records.sizes.min())} bytes")
-    flat = pages.data.reshape(-1)
-    kinds = flat.view("<u2")[records.at // 2]
-    present = map(shapes.of, np.flatnonzero(np.bincount(kinds)).tolist()) if has_strings else ()
-    has_strings = any(shape is not None and shape.has_strings for shape in present)
-    blob = flat.tobytes() if has_strings else b""
-    return _Found(pages=pages, flat=flat, records=records, kinds=kinds, blob=blob)
+    is_one = bool((pages.cpu[1:] == pages.cpu[:-1]).all()) and len(pages.cpu) > 0
+    cpu = np.broadcast_to(pages.cpu[0], len(records)) if is_one else pages.cpu[records.page]
+    return _Found(flat=pages.data.reshape(-1), records=records, cpu=cpu)
 
 
-def _split(found: _Found, index: Which, shape: EventShape) -> Iterator[_Part]:
+def _each_event(found: _Found, shapes: HostShapes) -> Iterator[tuple[int, _Own]]:
+    # Those that are expected, by their numbers.
+    numbers = found.records.numbers
+    counts = np.bincount(numbers)
+    dtypes: dict[int, np.dtype[np.void]] = {}
+    for number in np.flatnonzero(counts).tolist():
+        shape = shapes.namings.get(number) or shapes.of(number)
+        if shape is not None:
+            dtypes[number] = shape.dtype
+    if is_worth(len(numbers)):
+        yield from _copied(found, counts, dtypes)
+        return
+    for number, dtype in dtypes.items():
+        is_all = int(counts[number]) == len(numbers)
+        index = _ALL if is_all else np.flatnonzero(numbers == number)
+        yield number, _Own(rows=_checked(found.rows(index, dtype)), index=index)
+
+
+def _copied(
+    found: _Found, counts: NDArray[np.int64], dtypes: Mapping[int, np.dtype[np.void]]
+) -> Iterator[tuple[int, _Own]]:
+    # By C, in one pass. The first group is of all that are not expected.
+    records = found.records
+    rest = len(records) - sum(int(counts[number]) for number in dtypes)
+    indices = [np.empty(rest, np.int64)]
+    rows = [np.empty(0, np.uint8)]
+    groups = np.zeros(len(counts), np.uint16)
+    for at, (number, dtype) in enumerate(dtypes.items(), 1):
+        groups[number] = at
+        indices.append(np.empty(int(counts[number]), np.int64))
+        rows.append(np.empty(int(counts[number]) * dtype.itemsize, np.uint8))
+    sizes = [0, *(dtype.itemsize for dtype in dtypes.values())]
+    pairs = zip(rows, indices, sizes, strict=True)
+    table = np.array([(r.ctypes.data, i.ctypes.data, s, _LONGEST) for r, i, s in pairs], _EVENT)
+    given = found.flat, records.at, records.sizes, records.numbers
+    addresses = (each.ctypes.data for each in given)
+    _copy()(*addresses, len(records), groups.ctypes.data, table.ctypes.data)
+    for at, (number, dtype) in enumerate(dtypes.items(), 1):
+        _check_size(int(table["least"][at]), dtype.itemsize)
+        index = _ALL if len(indices[at]) == len(records) else indices[at]
+        yield number, _Own(rows=_checked(rows[at].view(dtype)), index=index)
+
+
+@cache
+def _copy() -> Function:
+    return function("pages", "pages_copy", 7)
+
+
+def _check_size(smallest: int, size: int) -> None:
+    if smallest < size:
+        raise RingError(f"a record of {smallest} bytes, not {size}")
+
+
+def _checked(rows: NDArray[np.void]) -> NDArray[np.void]:
+    first, last = int(rows["pid"].min()), int(rows["pid"].max())
+    if first < 0 or last >= PID_LIMIT:
+        raise RingError(f"records of pids from {first} to {last}")
+    return rows
+
+
+def _split(own: _Own, shape: EventShape) -> Iterator[_Part]:
     # One part for each address, of which an event has nearly always one.
-    rows = found.rows(index, shape.dtype)
+    rows, index = own.rows, own.index
     addrs = rows["ip"] if shape.has_ip else _NO_IP
     if (addrs == addrs[0]).all():
         yield _Part(shape=shape, layout=shape.layout(int(addrs[0])), rows=rows, index=index)
         return
     for addr in np.unique(addrs).tolist():
-        own = np.flatnonzero(addrs == addr)
-        place = own if isinstance(index, slice) else index[own]
-        yield _Part(shape=shape, layout=shape.layout(addr), rows=rows[own], index=place)
+        at = np.flatnonzero(addrs == addr)
+        place = at if isinstance(index, slice) else index[at]
+        yield _Part(shape=shape, layout=shape.layout(addr), rows=rows[at], index=place)
 
 
 def _batch(found: _Found, part: _Part, contexts: Contexts) -> Batch:
@@ -341,17 +404,17 @@ def _batch(found: _Found, part: _Part, contexts: Contexts) -> Batch:
     return Batch(
         layout=part.layout,
         ts=records.ts[part.index],
-        cpu=found.pages.cpu[records.page[part.index]],
+        cpu=found.cpu[part.index],
         pid=rows["pid"],
         context=contexts.of(rows["flags"], rows["preempt"]),
         comm=np.broadcast_to(_NO_COMM, len(rows)),
-        values=tuple(values for values, _ in fields),
+        columns=tuple(column for column, _ in fields),
         faulted=tuple(faulted for _, faulted in fields),
         caller=rows["caller"] if part.shape.is_return else None,
     )
 
 
-def _field(found: _Found, part: _Part, i: int) -> tuple[Column, NDArray[np.bool_] | None]:
+def _field(found: _Found, part: _Part, i: int) -> tuple[Column | Strings, NDArray[np.bool_] | None]:
     field, where = part.shape.fields[i], part.shape.wheres[i]
     if where.locator is Locator.HERE and not is_cut_out(field, where):
         # A number that could not be read is whatever stood there: the kernel does not say.
@@ -361,11 +424,11 @@ def _field(found: _Found, part: _Part, i: int) -> tuple[Column, NDArray[np.bool_
     if ((offsets + lengths > sizes) & (lengths > 0)).any():
         raise RingError("a string that ends after its record")
     starts = found.records.at[part.index][:, None] + offsets
-    strings = (cut_raw if field.type == "bytes" else cut)(found.blob, starts, starts + lengths)
     # Only what a probe fetches may not have been there.
     faulted = lengths == 0 if part.shape.has_ip else None
-    if faulted is not None:
-        strings[faulted] = None
+    sizes = lengths if faulted is None else np.where(faulted, -1, lengths)
+    is_raw = field.type == "bytes"
+    strings = cut(found.flat, starts, sizes.astype(np.int32), is_raw=is_raw)
     if field.count is not None:
         return strings, faulted
     return strings[:, 0], None if faulted is None else faulted[:, 0]
@@ -386,12 +449,14 @@ def _places(part: _Part, i: int, sizes: Index) -> tuple[Index, Index]:
     return offsets, located >> 16
 
 
-def _namings(found: _Found, index: Which, shape: NamingShape) -> Iterator[Naming]:
+def _namings(found: _Found, own: _Own, shape: NamingShape) -> Iterator[Naming]:
     # By task, not by event: a name is given once in a task's life, or twice.
-    rows = found.rows(index, shape.dtype)
+    rows = own.rows
     news = rows[shape.new].tolist()
     olds = [None] * len(rows) if shape.old is None else rows[shape.old].tolist()
-    columns = zip(rows["pid"].tolist(), found.records.ts[index].tolist(), olds, news, strict=True)
+    columns = zip(
+        rows["pid"].tolist(), found.records.ts[own.index].tolist(), olds, news, strict=True
+    )
     for pid, ts, old, new in columns:
         yield Naming(pid=pid, ts=ts, old=_ended(old), new=_ended(new) or b"")
 

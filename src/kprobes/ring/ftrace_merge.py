@@ -6,12 +6,14 @@ kernel's trace, events of the same time go by CPU and then as they stand in thei
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Events
+from kprobes.native.library import Function, function, is_worth
 from kprobes.ring.ftrace import HostDecoded
 from kprobes.ring.merge import join
 
@@ -63,25 +65,46 @@ class HostMerger:
         kept: list[_Stream] = []
         for stream in self._held:
             is_ready = stream.ts <= horizon
-            if is_ready.all():
+            count = int(np.count_nonzero(is_ready))
+            if count == len(is_ready):
                 ready.append(stream)
-            elif is_ready.any():
+            elif not count:
+                kept.append(stream)
+            elif is_ready[:count].all():
+                # As of one CPU: nothing is copied.
+                first, rest = _cut(stream, count)
+                ready.append(first)
+                kept.append(rest)
+            else:
                 ready.append(_take(stream, is_ready))
                 kept.append(_take(stream, ~is_ready))
-            else:
-                kept.append(stream)
         self._held = kept
         self.horizon = int(horizon)
         return _in_order(_joined(ready))
 
 
 def _stream(decoded: HostDecoded) -> _Stream:
-    ts = np.empty(len(decoded.which), np.uint64)
-    cpu = np.empty(len(decoded.which), np.uint16)
-    for index, batch in enumerate(decoded.batches):
-        own = decoded.which == index
-        ts[own], cpu[own] = batch.ts, batch.cpu
-    return _Stream(batches=decoded.batches, which=decoded.which, ts=ts, cpu=cpu)
+    return _Stream(batches=decoded.batches, which=decoded.which, ts=decoded.ts, cpu=decoded.cpu)
+
+
+def _cut(stream: _Stream, count: int) -> tuple[_Stream, _Stream]:
+    rows = np.bincount(stream.which[:count], minlength=len(stream.batches)).tolist()
+    pairs = list(zip(stream.batches, rows, strict=True))
+    first, rest = slice(0, count), slice(count, None)
+    return (
+        _Stream(
+            batches=tuple(batch.take(slice(0, own)) for batch, own in pairs),
+            which=stream.which[first],
+            ts=stream.ts[first],
+            cpu=stream.cpu[first],
+        ),
+        _Stream(
+            batches=tuple(batch.take(slice(own, None)) for batch, own in pairs),
+            which=stream.which[rest],
+            ts=stream.ts[rest],
+            cpu=stream.cpu[rest],
+        ),
+    )
 
 
 def _take(stream: _Stream, is_taken: NDArray[np.bool_]) -> _Stream:
@@ -124,10 +147,20 @@ def _rows(which: NDArray[np.uint16], count: int) -> NDArray[np.uint32]:
     if count == 1:
         return np.arange(len(which), dtype=np.uint32)
     rows = np.empty(len(which), np.uint32)
+    if is_worth(len(which)):
+        whole = np.ascontiguousarray(which)
+        known = np.zeros(count, np.uint32)
+        _places()(whole.ctypes.data, len(which), known.ctypes.data, rows.ctypes.data)
+        return rows
     for index in range(count):
         own = np.flatnonzero(which == index)
         rows[own] = np.arange(len(own), dtype=np.uint32)
     return rows
+
+
+@cache
+def _places() -> Function:
+    return function("pages", "pages_places", 4)
 
 
 def _order(stream: _Stream) -> NDArray[np.int64] | None:

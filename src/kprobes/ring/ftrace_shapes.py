@@ -28,7 +28,6 @@ class EventShape:
         fields: as they are shown.
         wheres: of each field, where its bytes are.
         has_ip: whether it is of a probe, so that records tell the address.
-        has_strings: whether any is bytes, which are cut out of the record.
     """
 
     def __init__(self, event: HostEvent, place: Place, fresh_id: Callable[[], int]) -> None:
@@ -43,7 +42,6 @@ class EventShape:
         pairs = list(zip(layout.fields, self.wheres, strict=True))
         self.fields = tuple(_shown(field, where) for field, where in pairs)
         self.dtype = _dtype(form, own, pairs)
-        self.has_strings = any(field.storage is not Storage.NUMBER for field in self.fields)
         self._layouts = {shown.ip: self._as_shown(shown) for shown in event.layouts}
         self._first = self._as_shown(layout)
 

@@ -14,7 +14,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from kprobes.model.events import NO_EVENTS, Batch, Events
+from kprobes.model.events import NO_EVENTS, Batch, Column, Events
+from kprobes.model.strings import Strings, joined
 from kprobes.ring.chunk import Decoded
 
 
@@ -29,15 +30,22 @@ def join(batches: Sequence[Batch]) -> Batch:
         pid=np.concatenate([batch.pid for batch in batches]),
         context=np.concatenate([batch.context for batch in batches]),
         comm=np.concatenate([batch.comm for batch in batches]),
-        values=tuple(
-            np.concatenate(columns)
-            for columns in zip(*(batch.values for batch in batches), strict=True)
+        columns=tuple(
+            _join_columns(columns)
+            for columns in zip(*(batch.columns for batch in batches), strict=True)
         ),
         faulted=tuple(
             _join_masks(masks) for masks in zip(*(batch.faulted for batch in batches), strict=True)
         ),
         caller=_join_callers(batches),
     )
+
+
+def _join_columns(columns: Sequence[Column | Strings]) -> Column | Strings:
+    strings = [column for column in columns if isinstance(column, Strings)]
+    if len(strings) == len(columns):
+        return joined(strings)
+    return np.concatenate([column for column in columns if not isinstance(column, Strings)])
 
 
 def _join_callers(batches: Sequence[Batch]) -> NDArray[np.uint64] | None:

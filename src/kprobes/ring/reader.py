@@ -6,19 +6,24 @@ of the ring and its beginning are two chunks. The format is docs/reference/forma
 """
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from kprobes.errors import RingError
 from kprobes.model.events import Batch
 from kprobes.model.resolved import ALIGN, COUNTER
+from kprobes.native.library import Function, function, is_worth
 from kprobes.ports import Clock
 from kprobes.ring.chunk import POSITION_MASK, Bytes, Chunk, Committed, Decoded, Shapes
-from kprobes.ring.records import FoundRecords, Records, Rows, batch, find, run_of_one, sound
+from kprobes.ring.find import FoundRecords, find, run_of_one
+from kprobes.ring.records import Records, Rows, batch, sound
 
 _NO_STARTS = np.empty(0, np.int64)
+_GROUP = np.dtype([(name, "u8") for name in ("rows", "starts", "size")])
 # glibc maps anew, page by page, what is larger than the largest block that was ever given back, and
 # gives memory back at twice that: mallopt(3), M_MMAP_THRESHOLD. This one is never touched.
 np.empty(31 << 20, np.uint8)
@@ -91,7 +96,7 @@ def _decode_run(chunk: Chunk, shapes: Shapes, clock: Clock, *, run: tuple[int, i
         layout=shapes.layouts[event_id],
         rows=chunk.data[:end].view(shapes.dtypes[event_id]),
         starts=_NO_STARTS,
-        blob=b"",
+        data=chunk.data,
     )
     return Decoded(
         cpu=chunk.cpu,
@@ -119,16 +124,56 @@ def _decode_mix(chunk: Chunk, shapes: Shapes, clock: Clock) -> Decoded:
 
 
 def _split(chunk: Chunk, found: FoundRecords, shapes: Shapes) -> list[Records]:
-    present = np.flatnonzero(np.bincount(found.ids)).tolist()
-    is_any_dynamic = any(shapes.layouts[event_id].is_dynamic for event_id in present)
-    blob = chunk.data.tobytes() if is_any_dynamic else b""
+    counts = np.bincount(found.ids)
+    if is_worth(len(found.ids)):
+        return _copied(chunk, found, counts, shapes)
+    present = np.flatnonzero(counts).tolist()
     split: list[Records] = []
     for event_id in present:
         starts = found.offsets[found.ids == event_id] if len(present) > 1 else found.offsets
-        layout = shapes.layouts[event_id]
         rows = _rows(chunk, starts, shapes.dtypes[event_id])
-        split.append(Records(layout=layout, rows=rows, starts=starts, blob=blob))
+        layout = shapes.layouts[event_id]
+        split.append(Records(layout=layout, rows=rows, starts=starts, data=chunk.data))
     return split
+
+
+def _copied(
+    chunk: Chunk, found: FoundRecords, counts: NDArray[np.int64], shapes: Shapes
+) -> list[Records]:
+    # By C, in one pass.
+    present = np.flatnonzero(counts)
+    groups = np.zeros(len(counts), np.uint16)
+    groups[present] = np.arange(len(present))
+    split = [_room(chunk, shapes, event_id, int(counts[event_id])) for event_id in present.tolist()]
+    table = np.array(
+        [(each.rows.ctypes.data, _starts_of(each), each.rows.itemsize) for each in split], _GROUP
+    )
+    records = (
+        *(array.ctypes.data for array in (chunk.data, found.offsets, found.ids)),
+        len(found.ids),
+    )
+    _copy()(*records, groups.ctypes.data, table.ctypes.data)
+    return split
+
+
+def _starts_of(records: Records) -> int:
+    return records.starts.ctypes.data if len(records.starts) else 0
+
+
+@cache
+def _copy() -> Function:
+    return function("records", "records_copy", 6)
+
+
+def _room(chunk: Chunk, shapes: Shapes, event_id: int, count: int) -> Records:
+    layout = shapes.layouts[event_id]
+    return Records(
+        layout=layout,
+        rows=np.empty(count * layout.size, np.uint8).view(shapes.dtypes[event_id]),
+        starts=np.empty(count if layout.is_dynamic else 0, np.int64),
+        data=chunk.data,
+        has_ended_comms=True,
+    )
 
 
 def _rows(chunk: Chunk, starts: np.ndarray, dtype: np.dtype[np.void]) -> Rows:

@@ -5,7 +5,8 @@ What could not be read is empty, arrays are JSON, texts are ``sinks.json.valid_t
 
 import csv
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -15,8 +16,11 @@ from kprobes.errors import UsageError
 from kprobes.model.columns import base_name
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.resolved import Field, RecordLayout, Storage
+from kprobes.model.strings import Strings
+from kprobes.native.lines import Cells, Lines, Texts, formatted
+from kprobes.sinks.contexts import ContextInfo, ContextTexts
 from kprobes.sinks.json import valid_text
-from kprobes.sinks.names import Names, TraceSource, flags, write_in_order
+from kprobes.sinks.names import Names, TraceSource, flags, shown_texts, write_in_order
 
 Mask = NDArray[np.bool_]
 Header = tuple[str, ...]
@@ -37,7 +41,7 @@ def header_of(layout: RecordLayout) -> Header:
 
 def header_line(layout: RecordLayout) -> bytes:
     """Return them as the table's first line."""
-    return _lines([header_of(layout)])[0]
+    return _line(header_of(layout))
 
 
 class CsvSink:
@@ -47,7 +51,7 @@ class CsvSink:
         """Write nothing yet: the first event's columns are the table's."""
         self._out = out
         self._names = Names(source)
-        self._version = source.version
+        self._contexts = ContextTexts(partial(_context, source.version))
         self._is_rebooted = source.is_rebooted
         self._layout: RecordLayout | None = None
 
@@ -67,22 +71,19 @@ class CsvSink:
         """Write what is buffered."""
         self._out.flush()
 
-    def lines(self, batch: Batch) -> list[bytes]:
+    def lines(self, batch: Batch) -> Lines:
         """Return one line per event."""
         layout = batch.layout
-        columns: list[list[Any]] = [
-            batch.ts.tolist(),
-            batch.cpu.tolist(),
-            batch.pid.tolist(),
-            _named(batch.comm, valid_text),
-            _named(batch.context, self._flags),
-            [layout.function] * len(batch),
-        ]
+        form = b"%d,%b," + _cell(layout.function).replace(b"%", b"%%")
+        columns: list[Cells] = [batch.ts, self._contexts.of(batch)]
         if batch.caller is not None:
-            columns.append(_named(batch.caller, self._symbol))
-        fields = zip(layout.fields, batch.values, batch.faulted, strict=True)
-        columns += [self._column(field, values, faulted) for field, values, faulted in fields]
-        return _lines(zip(*columns, strict=True))
+            form += b",%b"
+            columns.append(self._symbols(batch.caller))
+        for field, values, faulted in zip(layout.fields, batch.columns, batch.faulted, strict=True):
+            spec, found = self._column(field, values, faulted)
+            form += b"," + spec
+            columns.append(found)
+        return formatted(form + b"\r\n", columns, len(batch))
 
     def _begin(self, layout: RecordLayout) -> None:
         if self._layout is None:
@@ -92,30 +93,43 @@ class CsvSink:
         elif _table_of(self._layout) != _table_of(layout):
             raise UsageError(_SEVERAL.format(self._layout.event, layout.event))
 
-    def _column(self, field: Field, values: Column, faulted: Mask | None) -> list[Any]:
-        if field.storage in (Storage.NUMBER, Storage.DURATION):
-            found = self._numbers(field, values)
-            if faulted is None:
-                return found
-            return [None if bad else v for v, bad in zip(found, faulted.tolist(), strict=True)]
-        if field.storage is Storage.STACK:
-            return [valid_text(self._names.stack_text(stack)) for stack in values.tolist()]
-        if field.count is None:
-            return _texts(values)
-        rows: list[list[bytes | None]] = values.tolist()
-        return [json.dumps([None if v is None else valid_text(v) for v in row]) for row in rows]
+    def _column(
+        self, field: Field, values: Column | Strings, faulted: Mask | None
+    ) -> tuple[bytes, Cells]:
+        if field.count is not None:
+            return b"%b", self._arrays(field, values, faulted)
+        if isinstance(values, Strings) or field.storage not in (Storage.NUMBER, Storage.DURATION):
+            is_stack = field.storage is Storage.STACK
+            return b"%b", shown_texts(values, self._stack if is_stack else _text)
+        is_symbol = field.type in _SYMBOLIC
+        found = self._symbols(values) if is_symbol else values
+        if faulted is not None and faulted.any():
+            plain = found.tolist() if is_symbol else list(map(b"%d".__mod__, values.tolist()))
+            return b"%b", [b"" if f else v for v, f in zip(plain, faulted.tolist(), strict=True)]
+        return b"%b" if is_symbol else b"%d", found
 
-    def _numbers(self, field: Field, values: Column) -> list[Any]:
-        found: list[Any] = values.tolist()
+    def _arrays(self, field: Field, values: Column | Strings, faulted: Mask | None) -> list[bytes]:
+        rows: list[list[Any]] = values.tolist()
+        if isinstance(values, Strings):
+            return [_cell(json.dumps([v if v is None else valid_text(v) for v in r])) for r in rows]
         if field.type in _SYMBOLIC:
-            found = _named(values, self._symbol)
-        return found if field.count is None else list(map(json.dumps, found))
+            rows = [[valid_text(self._names.symbol(addr)) for addr in row] for row in rows]
+        bad = [False] * len(rows) if faulted is None else faulted.tolist()
+        return [b"" if f else _cell(json.dumps(row)) for row, f in zip(rows, bad, strict=True)]
 
-    def _flags(self, context: int) -> str:
-        return flags(context, self._version)
+    def _symbols(self, addrs: Column) -> Texts:
+        # Each is named once.
+        unique, which = np.unique(addrs, return_inverse=True)
+        names = [_text(self._names.symbol(addr)) for addr in unique.tolist()]
+        return Texts(codes=which.astype(np.int32), table=names)
 
-    def _symbol(self, addr: int) -> str:
-        return valid_text(self._names.symbol(addr))
+    def _stack(self, stack: bytes | None) -> bytes:
+        return _text(self._names.stack_text(stack or b""))
+
+
+def _context(version: tuple[int, int], info: ContextInfo) -> bytes:
+    shown = flags(info.context, version).encode()
+    return b"%d,%d,%b,%b" % (info.cpu, info.pid, _text(info.comm), shown)
 
 
 def _table_of(layout: RecordLayout) -> tuple[str, str, Header]:
@@ -128,19 +142,16 @@ class _Lines(list[bytes]):
         self.append(row.encode())
 
 
-def _lines(rows: Iterable[Sequence[Any]]) -> list[bytes]:
+def _line(row: Sequence[str]) -> bytes:
     lines = _Lines()
-    csv.writer(lines).writerows(rows)
-    return lines
+    csv.writer(lines).writerow(row)
+    return lines[0]
 
 
-def _named(values: Column, name: Callable[[Any], str]) -> list[Any]:
-    # Each value is named once.
-    unique, which = np.unique(values, return_inverse=True)
-    names = np.array([name(each) for each in unique.tolist()], object)
-    return names[which].reshape(values.shape).tolist()
+def _cell(text: str) -> bytes:
+    # As it stands in a line.
+    return _line([text, ""])[: -len(b",\r\n")]
 
 
-def _texts(values: Column) -> list[str | None]:
-    found: list[bytes | None] = values.tolist()
-    return [None if value is None else valid_text(value) for value in found]
+def _text(value: bytes | None) -> bytes:
+    return b"" if value is None else _cell(valid_text(value))

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.resolved import Field, RecordLayout, Storage
+from kprobes.model.strings import Strings
 from kprobes.native.lines import Cells, Lines, formatted, listed
 from kprobes.sinks.contexts import ContextInfo, ContextTexts
 from kprobes.sinks.names import (
@@ -39,6 +40,7 @@ from kprobes.sinks.names import (
     Shown,
     TraceSource,
     flags,
+    shown_texts,
     write_in_order,
 )
 
@@ -115,7 +117,7 @@ def _valid(value: object) -> object:
             return value
 
 
-def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> Shown:
+def shown(field: Field, values: Column | Strings, faulted: Mask | None, names: Names) -> Shown:
     """Return how a field of many events is shown; arrays are only read.
 
     Args:
@@ -127,9 +129,9 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
     if field.storage is Storage.TEXT:
         return quoted(field.text).replace(b"%", b"%%"), []
     if field.storage is Storage.STACK:
-        return b"%b", [list(map(partial(_stack, names), values.tolist()))]
-    if field.storage not in (Storage.NUMBER, Storage.DURATION):
-        return _strings(field, values, is_sound=faulted is None or not faulted.any())
+        return b"%b", [shown_texts(values, partial(_stack, names))]
+    if isinstance(values, Strings) or field.storage is Storage.COMM:
+        return _strings(field, values)
     bad = faulted if faulted is not None and faulted.any() else None
     name = _named(field, names)
     form = _number_form(field, names) if name is None else b"%b"
@@ -140,8 +142,8 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
     return b"%b", [[_NULL if is_bad else text for is_bad, text in texts]]
 
 
-def _stack(names: Names, stack: bytes) -> bytes:
-    return b"[%b]" % b",".join(map(quoted, names.stack(stack)))
+def _stack(names: Names, stack: bytes | None) -> bytes:
+    return b"[%b]" % b",".join(map(quoted, names.stack(stack or b"")))
 
 
 def _named(field: Field, names: Names) -> Name | None:
@@ -178,18 +180,15 @@ def _column(values: Column, name: Name | None) -> Cells:
     return values if name is None else list(map(name, values.tolist()))
 
 
-def _strings(field: Field, values: Column, *, is_sound: bool) -> Shown:
-    columns = [values] if field.count is None else [values[:, i] for i in range(field.count)]
-    form, found = b'"%b"', [column.tolist() for column in columns]
-    if not (is_sound and all(map(_is_plain, found))):
-        form = b"%b"
-        found = [[_NULL if v is None else quoted(v) for v in column] for column in found]
-    whole = form if field.count is None else b"[%b]" % b",".join([form] * field.count)
-    return whole, found
+def _strings(field: Field, values: Column | Strings) -> Shown:
+    if field.count is None:
+        return b"%b", [shown_texts(values, _text)]
+    columns = [shown_texts(values[:, i], _text) for i in range(field.count)]
+    return b"[%b]" % b",".join([b"%b"] * field.count), columns
 
 
-def _is_plain(values: list[bytes]) -> bool:
-    return not b"".join(values).translate(None, _PLAIN)
+def _text(value: bytes | None) -> bytes:
+    return _NULL if value is None else quoted(value)
 
 
 _REMEMBERED = 1 << 14
@@ -229,7 +228,7 @@ class NdjsonSink:
         if batch.caller is not None:
             columns += [self._places(batch.caller.tolist()), batch.caller]
         specs: list[bytes] = []
-        fields = zip(batch.layout.fields, batch.values, batch.faulted, strict=True)
+        fields = zip(batch.layout.fields, batch.columns, batch.faulted, strict=True)
         for field, values, faulted in fields:
             spec, found = shown(field, values, faulted, self._names)
             specs.append(_literal(dumps(field.name)) + b":" + spec)

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from kprobes.model.events import Batch, Events, addresses
+from kprobes.model.events import Batch, Column, Events, addresses
 from kprobes.model.resolved import (
     CONTEXT_HARDIRQ,
     CONTEXT_IRQS_ON,
@@ -27,8 +27,9 @@ from kprobes.model.resolved import (
     MIGRATE_SINCE,
     Field,
 )
+from kprobes.model.strings import Strings
 from kprobes.model.text_options import DEFAULTS, TextOptions
-from kprobes.native.lines import Cells, Lines, in_order
+from kprobes.native.lines import Cells, Lines, Texts, in_order
 
 BH_SINCE = (5, 18)
 """289e7b0f7eb4 (tracing: Account bottom half disabled sections): ``b`` and ``D``."""
@@ -97,6 +98,19 @@ Format = Callable[[Batch], Lines]
 
 Shown = tuple[bytes, Sequence[Cells]]
 """A %-format, and one column for each of its conversions."""
+
+
+def shown_texts(column: Column | Strings, show: Callable[[bytes | None], bytes]) -> Cells:
+    """Return what is shown of texts, new.
+
+    Args:
+        column: shape (n,), only read.
+        show: of strings, it is asked of each different one once.
+    """
+    if not isinstance(column, Strings):
+        return list(map(show, column.tolist()))
+    codes, table = column.coded
+    return Texts(codes=codes, table=list(map(show, table)))
 
 
 def write_in_order(out: BinaryIO, events: Events, form: Format) -> None:

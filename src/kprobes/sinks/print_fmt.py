@@ -22,10 +22,10 @@ from kprobes.sinks.print_numbers import Compute, Dtype, Numbers
 from kprobes.sinks.print_options import fields_text
 from kprobes.sinks.print_pointers import ShowSome, address_shown, bytes_shown, some_shown
 from kprobes.sinks.print_values import (
+    CStrings,
     HashedAddresses,
     PrintValue,
     RecordBytes,
-    Strings,
     Values,
     bytes_of,
     c_string,
@@ -175,7 +175,7 @@ def _numbers(number: Numbers, dtype: Dtype) -> Callable[[_Rows], Column]:
 
 def _string(value: PrintValue) -> Callable[[_Rows], Cells]:
     match value:
-        case Strings(column=column):
+        case CStrings(column=column):
             return lambda rows: _without_null(rows.of(column).tolist())
         case RecordBytes(column=column):
             return lambda rows: list(map(c_string, rows.of(column).tolist()))

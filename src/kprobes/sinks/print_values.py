@@ -48,7 +48,7 @@ from kprobes.sinks.print_numbers import (
 from kprobes.units import U64
 
 
-class Strings(Struct, frozen=True, kw_only=True):
+class CStrings(Struct, frozen=True, kw_only=True):
     """Strings without NUL, objects of ``bytes``; None for a null pointer."""
 
     column: Compute
@@ -75,7 +75,7 @@ class HashedAddresses(Struct, frozen=True, kw_only=True):
     column: Compute
 
 
-PrintValue = Numbers | Strings | RecordBytes | HashedAddresses
+PrintValue = Numbers | CStrings | RecordBytes | HashedAddresses
 
 HASHED = b"(____ptrval____)"
 """What a kernel prints for an address before it can hash any: lib/vsprintf.c, default_pointer()."""
@@ -123,7 +123,7 @@ class Values:
             case Integer(value=value, type=type_):
                 return constant(value, dtype_of(type_))
             case Literal(text=text):
-                return Strings(column=always(objects([text])), is_constant=True)
+                return CStrings(column=always(objects([text])), is_constant=True)
             case RecordField(name=name):
                 return self._field(name)
             case KernelAddress():
@@ -189,7 +189,7 @@ class Values:
             raise UnknownPrint(f"the field {name}, an array of {field.type}")
         if field.type == "bytes":
             return RecordBytes(column=lambda columns: columns[at], element=None)
-        return Strings(column=lambda columns: columns[at])
+        return CStrings(column=lambda columns: columns[at])
 
     def _length(self, name: str, *, is_dynamic: bool) -> PrintValue:
         at, field = self._place(name)
@@ -261,7 +261,7 @@ def _conditional(condition: Numbers, yes: PrintValue, no: PrintValue) -> PrintVa
             column = _chosen(condition, yes.column, no.column)
             return RecordBytes(column=column, element=element)
         case _:
-            return Strings(column=_chosen(condition, _strings(yes), _strings(no)))
+            return CStrings(column=_chosen(condition, _strings(yes), _strings(no)))
 
 
 def _chosen(condition: Numbers, yes: Compute, no: Compute) -> Compute:
@@ -279,7 +279,7 @@ def _hashed(value: PrintValue) -> Compute:
 
 
 def _strings(value: PrintValue) -> Compute:
-    if isinstance(value, Strings):
+    if isinstance(value, CStrings):
         return value.column
     if isinstance(value, RecordBytes):
         return lambda columns: objects(list(map(c_string, value.column(columns).tolist())))
@@ -308,7 +308,7 @@ def _converted(value: PrintValue, type_: PrintType) -> PrintValue:
             is_same = element == value.element
             numbers = value.numbers if is_same else None
             return RecordBytes(column=value.column, element=element, numbers=numbers)
-        case Strings() | RecordBytes() if type_.is_pointer:
+        case CStrings() | RecordBytes() if type_.is_pointer:
             return value
         case HashedAddresses() if type_.is_pointer or type_.bits == 64:
             return value
@@ -333,7 +333,7 @@ def _address(value: PrintValue) -> PrintValue:
             return RecordBytes(
                 column=lambda columns: _row_bytes(column(columns)), element=value.dtype
             )
-        case RecordBytes() | Strings():
+        case RecordBytes() | CStrings():
             return value
         case _:
             raise UnknownPrint("the address of what is no field")
@@ -355,7 +355,7 @@ def _from(base: PrintValue, index: Numbers, *, size: int | None = None) -> Print
 
 
 def _element(base: PrintValue, index: Numbers) -> PrintValue:
-    if isinstance(base, Strings) and index.is_constant and index.column(())[0] == 0:
+    if isinstance(base, CStrings) and index.is_constant and index.column(())[0] == 0:
         return Numbers(
             dtype=INT,
             column=lambda columns: np.array(
@@ -428,7 +428,7 @@ class _SymbolicTexts(dict[int, bytes]):
         return text
 
 
-def _named(value: Numbers, texts: dict[int, bytes]) -> Strings:
+def _named(value: Numbers, texts: dict[int, bytes]) -> CStrings:
     # Each number is looked up once.
     def column(columns: tuple[Column, ...]) -> Column:
         if len(texts) > _REMEMBERED:
@@ -436,7 +436,7 @@ def _named(value: Numbers, texts: dict[int, bytes]) -> Strings:
         numbers = value.column(columns).astype(UNSIGNED_LONG, copy=False)
         return objects(list(map(texts.__getitem__, numbers.tolist())))
 
-    return Strings(column=column, is_constant=value.is_constant)
+    return CStrings(column=column, is_constant=value.is_constant)
 
 
 def _call(name: str, arguments: list[PrintValue]) -> PrintValue:
@@ -464,13 +464,13 @@ def _call(name: str, arguments: list[PrintValue]) -> PrintValue:
     return computed(dtype, lambda x: x[0].astype(dtype).byteswap(), number)
 
 
-def _shown_bytes(data: Compute, numbers: list[Numbers], show: Callable[..., bytes]) -> Strings:
+def _shown_bytes(data: Compute, numbers: list[Numbers], show: Callable[..., bytes]) -> CStrings:
     def column(columns: tuple[Column, ...]) -> Column:
         whole = data(columns)
         given = (np.broadcast_to(each.column(columns), whole.shape).tolist() for each in numbers)
         return objects(list(map(show, whole.tolist(), *given)))
 
-    return Strings(column=column)
+    return CStrings(column=column)
 
 
 def _hex_text(separator: str) -> Callable[[bytes, int], bytes]:

@@ -76,7 +76,7 @@ class TableSink:
             yield "FUNCTION", str.ljust, [layout.function] * count
         if batch.caller is not None:
             yield "CALLER", str.ljust, list(map(_text, self._names.callers(batch.caller)))
-        for field, values, faulted in zip(layout.fields, batch.values, batch.faulted, strict=True):
+        for field, values, faulted in zip(layout.fields, batch.columns, batch.faulted, strict=True):
             form, columns = shown(field, values, faulted, self._names)
             texts = listed(form, columns, count)
             is_number = field.storage in (Storage.NUMBER, Storage.DURATION)

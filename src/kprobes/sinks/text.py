@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kprobes.model.definition import STACKTRACE, TGID, USER_STACKTRACE
 from kprobes.model.events import SYSCALLS, TRACERS, Batch, Column, Events, addresses
 from kprobes.model.resolved import MIGRATE_SINCE, Field, Storage
+from kprobes.model.strings import Strings
 from kprobes.model.text_options import TextOptions
 from kprobes.model.visible import visible, visible_line
 from kprobes.native.lines import Cells, Lines, formatted, listed
@@ -26,6 +27,7 @@ from kprobes.sinks.names import (
     Shown,
     TraceSource,
     flags,
+    shown_texts,
     write_in_order,
 )
 from kprobes.sinks.print_options import fields_text, is_raw, probe_text, raw_lines, zeroed
@@ -100,7 +102,7 @@ def reboot_mark(release: str) -> bytes:
     return f"# the guest was rebooted: Linux {visible(release)}\n".encode()
 
 
-def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> Shown:
+def shown(field: Field, values: Column | Strings, faulted: Mask | None, names: Names) -> Shown:
     """Return how a field of many events is shown; arrays are only read.
 
     Args:
@@ -109,23 +111,25 @@ def shown(field: Field, values: Column, faulted: Mask | None, names: Names) -> S
         faulted: shape (n,), where its memory could not be read; None where nothing may fault.
         names: of the kernel's symbols and enumerators.
     """
+    if isinstance(values, Strings):
+        if field.storage is Storage.STACK:
+            return b"%b", [shown_texts(values, lambda stack: names.stack_text(stack or b""))]
+        return _strings(field, values)
     bad = faulted if faulted is not None and faulted.any() else None
     match field.storage:
         case Storage.TEXT:
             return b'"%b"' % field.text.replace(b"%", b"%%"), []
         case Storage.DURATION:
             return _durations(values, bad)
-        case Storage.STACK:
-            return b"%b", [list(map(names.stack_text, values.tolist()))]
         case Storage.NUMBER if field.type != "symstr":
             form, columns = _array(field, _number(field, names), zeroed(values, bad))
             if bad is not None and names.enumerator_of(field) is not None:
                 columns = _unnamed(field, columns, bad)
             return form, columns
         case Storage.NUMBER:
-            return _strings(field, _symbols(values, bad, names), is_sound=bad is None)
+            return _strings(field, _symbols(values, bad, names))
         case _:
-            return _strings(field, values, is_sound=bad is None)
+            return _strings(field, values)
 
 
 def _durations(values: Column, bad: Mask | None) -> Shown:
@@ -177,13 +181,11 @@ def _symbols(values: Column, bad: Mask | None, names: Names) -> Column:
     return found
 
 
-def _strings(field: Field, values: Column, *, is_sound: bool) -> Shown:
-    columns = [values] if field.count is None else [values[:, i] for i in range(field.count)]
-    form, found = b'"%b"', [column.tolist() for column in columns]
-    if not is_sound:
-        form, found = b"%b", [list(map(_quoted, column)) for column in found]
-    whole = form if field.count is None else b"{%b}" % b",".join([form] * field.count)
-    return whole, found
+def _strings(field: Field, values: Column | Strings) -> Shown:
+    if field.count is None:
+        return b"%b", [shown_texts(values, _quoted)]
+    columns = [shown_texts(values[:, i], _quoted) for i in range(field.count)]
+    return b"{%b}" % b",".join([b"%b"] * field.count), columns
 
 
 def _quoted(value: bytes | None) -> bytes:
@@ -318,7 +320,7 @@ class TextSink:
         self, batch: Batch, lines: list[bytes], heads: Callable[[], Iterable[bytes]]
     ) -> list[bytes]:
         # Below the event's line, whatever their place among the fields.
-        for field, values in zip(batch.layout.fields, batch.values, strict=True):
+        for field, values in zip(batch.layout.fields, batch.columns, strict=True):
             if field.storage is not Storage.STACK:
                 continue
             entry, texts = self._entries.get(field.name, (b"", self._stacks))
@@ -342,7 +344,7 @@ class TextSink:
             form += b"(%b" + _literal(f" <- {layout.function}{self._address(layout.ip)})")
             columns.append(self._callers(batch.caller))
         hidden = TGID if self._options.record_tgid else ""
-        for field, values, faulted in zip(layout.fields, batch.values, batch.faulted, strict=True):
+        for field, values, faulted in zip(layout.fields, batch.columns, batch.faulted, strict=True):
             if field.storage is Storage.STACK or field.name == hidden:
                 continue
             spec, found = shown(field, values, faulted, self._names)
