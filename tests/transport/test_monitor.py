@@ -1,3 +1,5 @@
+import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -26,6 +28,30 @@ def test_both_kinds_run_commands(tmp_path: Path, fake: FakeMonitor, kind: str) -
         assert monitor.command("bogus") == "unknown command: 'bogus'\n"
 
     assert fake.ran == ["info status", "bogus"]
+
+
+@pytest.mark.parametrize("kind", ["human", "qmp"])
+def test_an_answer_to_a_command_that_was_interrupted_is_nobody_elses(
+    tmp_path: Path, fake: FakeMonitor, kind: str
+) -> None:
+    path = tmp_path / "monitor"
+    serve = fake.serve_human if kind == "human" else fake.serve_qmp
+
+    def interrupting(_: str) -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        return "too late\n"
+
+    fake.answers["stop"] = interrupting
+    with serving(path, serve), Monitor.open(str(path)) as monitor:
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                monitor.command("stop")
+        assert monitor.command("info status") == "VM status: running\n"
+        assert monitor.command("bogus") == "unknown command: 'bogus'\n"
+
+    assert fake.ran.count("stop") == 3
+    assert fake.ran[-2:] == ["info status", "bogus"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import shutil
 import socket
 import subprocess
 import time
+from collections import deque
+from itertools import count
 from typing import Protocol, Self, cast
 
 from kprobes.errors import FormatError, UnreachableError
@@ -176,15 +178,16 @@ class _Lines:
     def _fill(self, deadline: float) -> None:
         try:
             self.sock.settimeout(max(deadline - time.monotonic(), 1e-4))
-            data = self.sock.recv(65536)
+            before = len(self._data)
+            # All in C: between one call and the next an interrupt would lose what has come.
+            deque(map(self._data.extend, map(self.sock.recv, (65536,))), maxlen=0)
         except TimeoutError as e:
             why = f"the monitor does not answer within {self.timeout_s:g} s: already in use?"
             raise UnreachableError(f"{self._address}: {why}") from e
         except OSError as e:
             raise UnreachableError(f"{self._address}: {e.strerror}") from e
-        if not data:
+        if len(self._data) == before:
             raise UnreachableError(f"{self._address}: the monitor hung up")
-        self._data += data
         if len(self._data) > _MAX_ANSWER:
             raise FormatError(f"{self._address}: a monitor's answer without end")
 
@@ -192,6 +195,8 @@ class _Lines:
 class _Human:
     def __init__(self, lines: _Lines) -> None:
         self._lines = lines
+        self._is_under_way = False
+        self._numbers = count(1)
 
     def greet(self, greeting: bytes) -> None:
         if not is_monitor(greeting):
@@ -199,15 +204,28 @@ class _Human:
         self._lines.take(_PROMPT)
 
     def command(self, text: str) -> str:
+        if self._is_under_way:
+            self._pass_over()
+        self._is_under_way = True
         self._lines.send(text.encode() + b"\n")
         # The echo, redrawn with every letter, ends with the line.
         self._lines.take(b"\n")
-        return self._lines.take(_PROMPT).decode("utf-8", "replace")
+        answer = self._lines.take(_PROMPT)
+        self._is_under_way = False
+        return answer.decode("utf-8", "replace")
+
+    def _pass_over(self) -> None:
+        # What is left of a command that was interrupted ends before the answer to this one.
+        word = b"kprobes-%d" % next(self._numbers)
+        self._lines.send(b"\n%b\n" % word)
+        self._lines.take(b"unknown command: '%b'" % word)
+        self._lines.take(_PROMPT)
 
 
 class _Qmp:
     def __init__(self, lines: _Lines) -> None:
         self._lines = lines
+        self._numbers = count(1)
 
     def greet(self, greeting: bytes) -> None:
         del greeting
@@ -220,15 +238,17 @@ class _Qmp:
         return str(self._execute({"execute": "human-monitor-command", "arguments": arguments}))
 
     def _execute(self, request: dict[str, object]) -> object:
-        self._lines.send(json.dumps(request).encode() + b"\n")
-        # Events may come before the answer.
+        number = next(self._numbers)
+        self._lines.send(json.dumps(request | {"id": number}).encode() + b"\n")
+        # Events may come before the answer, and those to commands that were interrupted.
         deadline = time.monotonic() + self._lines.timeout_s
         for _ in range(_MAX_EVENTS):
             message = self._message()
-            if "error" in message:
+            is_ours = message.get("id", number) == number
+            if "error" in message and is_ours:
                 why = str(message["error"])[:_MAX_WORDS]
                 raise FormatError(f"QMP refuses {request['execute']}: {why}")
-            if "return" in message:
+            if "return" in message and is_ours:
                 return message["return"]
             if time.monotonic() > deadline:
                 break
