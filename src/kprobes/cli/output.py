@@ -20,11 +20,11 @@ from kprobes.errors import KprobesError, UsageError
 from kprobes.model.events import NO_EVENTS, Events
 from kprobes.model.resolved import Storage
 from kprobes.ports import Sink
-from kprobes.sinks.names import WINDOW
+from kprobes.sinks.names import LARGE_WINDOW
 
 _FINISH_S = 1.5
 """With what is done besides, the output ends within two seconds after Ctrl-C."""
-_PART = 2 * WINDOW
+_PART = 2 * LARGE_WINDOW
 
 
 class Output:

@@ -29,6 +29,7 @@ from kprobes.model.resolved import (
 )
 from kprobes.model.strings import Strings
 from kprobes.model.text_options import DEFAULTS, TextOptions
+from kprobes.native.library import is_worth
 from kprobes.native.lines import Cells, Lines, Texts, in_order
 
 BH_SINCE = (5, 18)
@@ -92,6 +93,8 @@ def _hex(number: int) -> str:
 WINDOW = 1 << 12
 """Events formatted at once, some 3 ms of work: whoever drains the rings meanwhile waits that long
 for Python's lock, which nobody gives up in the middle of a ``list(map(...))``."""
+LARGE_WINDOW = 1 << 14
+"""Where C formats them, for which Python's lock is given up."""
 
 Format = Callable[[Batch], Lines]
 """A batch to one line per row, newlines included."""
@@ -121,9 +124,10 @@ def write_in_order(out: BinaryIO, events: Events, form: Format) -> None:
         events: that are shown.
         form: how those of a batch are.
     """
-    for start in range(0, len(events), WINDOW):
-        which = events.batch[start : start + WINDOW]
-        rows = events.row[start : start + WINDOW]
+    window = LARGE_WINDOW if is_worth(0) else WINDOW
+    for start in range(0, len(events), window):
+        which = events.batch[start : start + window]
+        rows = events.row[start : start + window]
         present: list[int] = np.flatnonzero(np.bincount(which)).tolist()
         numbers = np.zeros(len(events.batches), np.uint16)
         numbers[present] = np.arange(len(present))
