@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from kprobes.native import library
+
 os.environ.setdefault("KPROBES_TARGET", "guest")
 # A background job of a shell, or nohup, has them ignored: here they are sent, and must arrive.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -28,8 +30,10 @@ def own_journals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(params=[1 << 62, 0], ids=["few", "many"], scope="module")
 def few_and_many(request: pytest.FixtureRequest) -> Iterator[None]:
     """Have tests run twice: all rows count as few, which Python does, then as many, for C."""
+    for part in ("pages", "records", "strings"):
+        library.load(part)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kprobes.native.library.MANY", request.param)
+        patch.setattr(library, "MANY", request.param)
         yield
 
 

@@ -39,7 +39,6 @@ The page's own, ``events/header_page``, has lines of the same kind only
 """
 
 import re
-from functools import cache
 
 import numpy as np
 from msgspec import Struct
@@ -47,7 +46,7 @@ from numpy.typing import NDArray
 
 from kprobes.errors import FormatError, RingError
 from kprobes.model.events import EventField, EventFormat, Locator
-from kprobes.native.library import Function, function, is_worth
+from kprobes.native.library import Function, function_for
 
 _FIELD = re.compile(
     r"\tfield: ?(?P<declaration>[^;]+);\toffset:(?P<offset>\d+);\tsize:(?P<size>\d+);"
@@ -200,8 +199,9 @@ def read_pages(pages: Bytes, form: PageFormat, skips: Index | None = None) -> Pa
     if pages.ndim != 2 or pages.shape[1] != form.size or not pages.flags.c_contiguous:
         raise ValueError(f"pages of {pages.shape}, not of {form.size} bytes")
     rests = np.zeros(len(pages), np.int64) if skips is None else skips
-    if is_worth(len(pages) * _USUAL):
-        records = _read_by_c(pages, form, rests)
+    read_all = function_for(len(pages) * _USUAL, "pages", "pages_read", 1)
+    if read_all is not None:
+        records = _read_by_c(read_all, pages, form, rests)
         if records is not None:
             return records
     parts = [
@@ -264,7 +264,9 @@ def _read(pages: Bytes, form: PageFormat, skips: Index, *, first: int) -> PageRe
     return PageRecords(at=begins, sizes=sizes, ts=ts, page=page, numbers=numbers, lost=lost)
 
 
-def _read_by_c(pages: Bytes, form: PageFormat, skips: Index) -> PageRecords | None:
+def _read_by_c(
+    read_all: Function, pages: Bytes, form: PageFormat, skips: Index
+) -> PageRecords | None:
     # None of pages that no kernel wrote.
     most = len(pages) * ((form.size - form.data) // _LEAST)
     at, sizes, page = (np.empty(most, np.int64) for _ in range(3))
@@ -275,7 +277,7 @@ def _read_by_c(pages: Bytes, form: PageFormat, skips: Index) -> PageRecords | No
         *(each.ctypes.data for each in (at, sizes, ts, page, numbers)),
     )
     table = np.array(row, _PAGES)
-    count = _read_pages()(table.ctypes.data)
+    count = read_all(table.ctypes.data)
     if count < 0:
         return None
     commits = _words(pages, form)[:, form.commit // _WORD]
@@ -289,11 +291,6 @@ def _read_by_c(pages: Bytes, form: PageFormat, skips: Index) -> PageRecords | No
         numbers=numbers[:count],
         lost=_lost(pages, commits, used + form.data),
     )
-
-
-@cache
-def _read_pages() -> Function:
-    return function("pages", "pages_read", 1)
 
 
 class _Found(Struct, frozen=True, kw_only=True, eq=False):

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from kprobes.model.resolved import RecordLayout, Storage
+from kprobes.model.resolved import Field, RecordLayout, Storage
 from kprobes.model.strings import Strings
 
 Column = NDArray[Any]
@@ -219,19 +219,23 @@ def _event(batch: Batch, row: int) -> Event:
         cpu=int(batch.cpu[row]),
         pid=int(batch.pid[row]),
         comm=_text(bytes(batch.comm[row])),
-        args={field.name: _value(batch, i, row) for i, field in enumerate(layout.fields)},
+        args=_values(batch, row),
         caller=None if batch.caller is None else int(batch.caller[row]),
     )
 
 
-def _value(batch: Batch, i: int, row: int) -> Any:
-    value, mask = batch.values[i][row], batch.faulted[i]
+def _values(batch: Batch, row: int) -> dict[str, Any]:
+    fields = zip(batch.layout.fields, batch.values, batch.faulted, strict=True)
+    return {field.name: _value(field, column[row], mask, row) for field, column, mask in fields}
+
+
+def _value(field: Field, value: Any, mask: NDArray[np.bool_] | None, row: int) -> Any:
     if mask is not None and mask.ndim == 1 and mask[row]:
         return None
     if isinstance(value, np.ndarray):
         elements: list[Any] = value.tolist()
         return [_plain(each) for each in elements]
-    if batch.layout.fields[i].storage is Storage.STACK:
+    if field.storage is Storage.STACK:
         return addresses(value)
     return _plain(value.item() if isinstance(value, np.generic) else value)
 

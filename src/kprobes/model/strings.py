@@ -5,13 +5,13 @@ many: native/strings.c.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kprobes.native.library import Function, function, is_worth
+from kprobes.native.library import function_for
 
 Index = NDArray[np.int64]
 _CUT_PARTS = "data size begins lengths count is_raw blob starts kept"
@@ -71,7 +71,8 @@ class Strings:
         """All rows, one after the other, as codes of different strings."""
         starts = np.ascontiguousarray(self.starts).reshape(-1)
         lengths = np.ascontiguousarray(self.lengths).reshape(-1)
-        if not is_worth(len(starts)):
+        code = function_for(len(starts), "strings", "strings_code", 1)
+        if code is None:
             found = _listed(self.blob, starts, lengths)
             numbers: dict[bytes | None, int] = {}
             codes = [numbers.setdefault(each, len(numbers)) for each in found]
@@ -83,7 +84,7 @@ class Strings:
             *(len(starts), _address(slots), len(slots) - 1, _address(firsts), _address(codes)),
         )
         table = np.array(row, _ALIKE)
-        firsts = firsts[: _code()(_address(table))]
+        firsts = firsts[: code(_address(table))]
         return Coded(codes, _listed(self.blob, starts[firsts], lengths[firsts]))
 
     def mapped(self, make: Callable[[bytes | None], Any]) -> NDArray[Any]:
@@ -122,7 +123,8 @@ def cut(
     """
     shape, begins = begins.shape, np.ascontiguousarray(begins).reshape(-1)
     lengths = np.ascontiguousarray(lengths, np.int32).reshape(-1)
-    if not is_worth(len(begins)):
+    cut_all = function_for(len(begins), "strings", "strings_cut", 1)
+    if cut_all is None:
         found = _listed(data, begins, lengths)
         if not is_raw:
             found = [each and each.partition(b"\0")[0] for each in found]
@@ -135,7 +137,7 @@ def cut(
         *(_address(blob), _address(starts), _address(kept)),
     )
     table = np.array(row, _CUT)
-    size = _cut()(_address(table))
+    size = cut_all(_address(table))
     return Strings(blob[:size], starts.reshape(shape), kept.reshape(shape))
 
 
@@ -181,13 +183,3 @@ def _listed(
 
 def _address(array: NDArray[Any]) -> int:
     return array.ctypes.data
-
-
-@cache
-def _cut() -> Function:
-    return function("strings", "strings_cut", 1)
-
-
-@cache
-def _code() -> Function:
-    return function("strings", "strings_code", 1)

@@ -1,14 +1,17 @@
 """Our C for this machine: a part's LLVM IR to functions that are called with words.
 
-The IR of each part is beside its C, and `make runtime` makes it. Compiling takes some 0.15 s, and
-0.1 s more where LLVM was not imported: it is worth it from some 100,000 rows on. While a function
-runs other threads have Python's lock.
+The IR of each part is beside its C, and `make runtime` makes it. Compiling takes some 0.1 s, and
+0.1 s more where LLVM was not imported: it is worth it from some 100,000 rows on. A thread does it:
+who empties a guest's rings does not wait meanwhile. While a function runs other threads have
+Python's lock.
 """
 
 import ctypes
 import pkgutil
+import threading
 from collections.abc import Callable
 from functools import cache
+from typing import ClassVar
 
 MANY = 1 << 17
 """Rows of a process from which on our C is worth its compilation."""
@@ -23,21 +26,61 @@ class _Work:
     rows = 0
 
 
+class _Parts:
+    # Those that are compiled, whose code goes with them; and those that are, or are being.
+    functions: ClassVar[dict[str, Callable[[str], int]]] = {}
+    begun: ClassVar[set[str]] = set()
+    lock, compiling = threading.Lock(), threading.Lock()
+
+
 def is_worth(rows: int) -> bool:
     """Whether so many rows more are for our C: where there were many; they are counted."""
     _Work.rows += rows
     return _Work.rows >= MANY
 
 
+def function_for(rows: int, part: str, name: str, words: int) -> Function | None:
+    """Return a function for so many rows; None as long as there were few, or it is compiled.
+
+    Args:
+        rows: more than there were so far.
+        part: that has it.
+        name: of it.
+        words: that it takes.
+    """
+    if not is_worth(rows):
+        return None
+    if part in _Parts.functions:
+        return function(part, name, words)
+    with _Parts.lock:
+        is_begun = part in _Parts.begun
+        _Parts.begun.add(part)
+    if not is_begun:
+        threading.Thread(target=load, args=(part,), name=f"kprobes-{part}").start()
+    return None
+
+
+@cache
 def function(part: str, name: str, words: int) -> Function:
-    """Return a function.
+    """Return a function; compile its part first, where it is not yet.
 
     Args:
         part: that has it.
         name: of it.
         words: that it takes.
     """
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_uint64] * words)(_loaded(part)(name))
+    load(part)
+    address = _Parts.functions[part](name)
+    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_uint64] * words)(address)
+
+
+def load(part: str) -> None:
+    """Compile a part, where it is not yet."""
+    from kprobes import llvm
+
+    with _Parts.compiling:
+        if part not in _Parts.functions:
+            _Parts.functions[part] = llvm.load(f"{text(part)}\n{_ATTRIBUTES}")
 
 
 def text(part: str) -> str:
@@ -46,10 +89,3 @@ def text(part: str) -> str:
     if data is None:
         raise ValueError(f"{part}.ll is not in the package")
     return data.decode()
-
-
-@cache
-def _loaded(part: str) -> Callable[[str], int]:
-    from kprobes import llvm
-
-    return llvm.load(f"{text(part)}\n{_ATTRIBUTES}")

@@ -7,14 +7,13 @@ records C follows the chain, native/records.c; what is damaged, and few, NumPy l
 """
 
 from bisect import bisect_left
-from functools import cache
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.resolved import ALIGN, EVENT_BITS, HEADER
-from kprobes.native.library import Function, function, is_worth
+from kprobes.native.library import function_for
 from kprobes.ring.chunk import Chunk, Shapes
 from kprobes.units import U64
 
@@ -66,10 +65,11 @@ def run_of_one(chunk: Chunk, shapes: Shapes) -> tuple[int, int] | None:
 def find(chunk: Chunk, shapes: Shapes) -> FoundRecords:
     """Find the records of a chunk of any mix."""
     most = chunk.limit // HEADER + 1
-    if is_worth(most):
+    find_all = function_for(most, "records", "records_find", 3)
+    if find_all is not None:
         offsets, ids = np.empty(most, np.int64), np.empty(most, np.int64)
         table = np.array((*_arguments(chunk, shapes), 0, 0), _CHUNK)
-        count = _find()(table.ctypes.data, offsets.ctypes.data, ids.ctypes.data)
+        count = find_all(table.ctypes.data, offsets.ctypes.data, ids.ctypes.data)
         if not table["is_damaged"]:
             end = int(table["end"])
             return FoundRecords(
@@ -84,11 +84,6 @@ def _arguments(chunk: Chunk, shapes: Shapes) -> tuple[int, ...]:
         *(chunk.limit, chunk.position),
         *(shapes.sizes.ctypes.data, shapes.size_offsets.ctypes.data),
     )
-
-
-@cache
-def _find() -> Function:
-    return function("records", "records_find", 3)
 
 
 def _find_by_numpy(chunk: Chunk, shapes: Shapes) -> FoundRecords:

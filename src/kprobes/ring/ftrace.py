@@ -14,7 +14,6 @@ same rings.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 
 import numpy as np
 from msgspec import Struct
@@ -37,7 +36,7 @@ from kprobes.model.resolved import (
     RecordLayout,
 )
 from kprobes.model.strings import Strings, cut
-from kprobes.native.library import Function, function, is_worth
+from kprobes.native.library import Function, function_for
 from kprobes.ring.ftrace_shapes import COMMON_SIZE, EventShape, NamingShape, is_cut_out
 
 _SOFTIRQ_OFF = 2 * CONTEXT_SERVING_SOFTIRQ
@@ -334,8 +333,9 @@ def _each_event(found: _Found, shapes: HostShapes) -> Iterator[tuple[int, _Own]]
         shape = shapes.namings.get(number) or shapes.of(number)
         if shape is not None:
             dtypes[number] = shape.dtype
-    if is_worth(len(numbers)):
-        yield from _copied(found, counts, dtypes)
+    copy_all = function_for(len(numbers), "pages", "pages_copy", 7)
+    if copy_all is not None:
+        yield from _copied(copy_all, found, counts, dtypes)
         return
     for number, dtype in dtypes.items():
         is_all = int(counts[number]) == len(numbers)
@@ -344,7 +344,10 @@ def _each_event(found: _Found, shapes: HostShapes) -> Iterator[tuple[int, _Own]]
 
 
 def _copied(
-    found: _Found, counts: NDArray[np.int64], dtypes: Mapping[int, np.dtype[np.void]]
+    copy_all: Function,
+    found: _Found,
+    counts: NDArray[np.int64],
+    dtypes: Mapping[int, np.dtype[np.void]],
 ) -> Iterator[tuple[int, _Own]]:
     # By C, in one pass. The first group is of all that are not expected.
     records = found.records
@@ -361,16 +364,11 @@ def _copied(
     table = np.array([(r.ctypes.data, i.ctypes.data, s, _LONGEST) for r, i, s in pairs], _EVENT)
     given = found.flat, records.at, records.sizes, records.numbers
     addresses = (each.ctypes.data for each in given)
-    _copy()(*addresses, len(records), groups.ctypes.data, table.ctypes.data)
+    copy_all(*addresses, len(records), groups.ctypes.data, table.ctypes.data)
     for at, (number, dtype) in enumerate(dtypes.items(), 1):
         _check_size(int(table["least"][at]), dtype.itemsize)
         index = _ALL if len(indices[at]) == len(records) else indices[at]
         yield number, _Own(rows=_checked(rows[at].view(dtype)), index=index)
-
-
-@cache
-def _copy() -> Function:
-    return function("pages", "pages_copy", 7)
 
 
 def _check_size(smallest: int, size: int) -> None:

@@ -6,14 +6,13 @@ kernel's trace, events of the same time go by CPU and then as they stand in thei
 """
 
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Events
-from kprobes.native.library import Function, function, is_worth
+from kprobes.native.library import function_for
 from kprobes.ring.ftrace import HostDecoded
 from kprobes.ring.merge import join
 
@@ -147,20 +146,16 @@ def _rows(which: NDArray[np.uint16], count: int) -> NDArray[np.uint32]:
     if count == 1:
         return np.arange(len(which), dtype=np.uint32)
     rows = np.empty(len(which), np.uint32)
-    if is_worth(len(which)):
+    place_all = function_for(len(which), "pages", "pages_places", 4)
+    if place_all is not None:
         whole = np.ascontiguousarray(which)
         known = np.zeros(count, np.uint32)
-        _places()(whole.ctypes.data, len(which), known.ctypes.data, rows.ctypes.data)
+        place_all(whole.ctypes.data, len(which), known.ctypes.data, rows.ctypes.data)
         return rows
     for index in range(count):
         own = np.flatnonzero(which == index)
         rows[own] = np.arange(len(own), dtype=np.uint32)
     return rows
-
-
-@cache
-def _places() -> Function:
-    return function("pages", "pages_places", 4)
 
 
 def _order(stream: _Stream) -> NDArray[np.int64] | None:

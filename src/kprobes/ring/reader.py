@@ -6,7 +6,6 @@ of the ring and its beginning are two chunks. The format is docs/reference/forma
 """
 
 from collections.abc import Callable, Iterator
-from functools import cache
 
 import numpy as np
 from msgspec import Struct
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from kprobes.errors import RingError
 from kprobes.model.events import Batch
 from kprobes.model.resolved import ALIGN, COUNTER
-from kprobes.native.library import Function, function, is_worth
+from kprobes.native.library import Function, function_for
 from kprobes.ports import Clock
 from kprobes.ring.chunk import POSITION_MASK, Bytes, Chunk, Committed, Decoded, Shapes
 from kprobes.ring.find import FoundRecords, find, run_of_one
@@ -125,8 +124,9 @@ def _decode_mix(chunk: Chunk, shapes: Shapes, clock: Clock) -> Decoded:
 
 def _split(chunk: Chunk, found: FoundRecords, shapes: Shapes) -> list[Records]:
     counts = np.bincount(found.ids)
-    if is_worth(len(found.ids)):
-        return _copied(chunk, found, counts, shapes)
+    copy_all = function_for(len(found.ids), "records", "records_copy", 6)
+    if copy_all is not None:
+        return _copied(copy_all, chunk, found, counts, shapes=shapes)
     present = np.flatnonzero(counts).tolist()
     split: list[Records] = []
     for event_id in present:
@@ -138,7 +138,12 @@ def _split(chunk: Chunk, found: FoundRecords, shapes: Shapes) -> list[Records]:
 
 
 def _copied(
-    chunk: Chunk, found: FoundRecords, counts: NDArray[np.int64], shapes: Shapes
+    copy_all: Function,
+    chunk: Chunk,
+    found: FoundRecords,
+    counts: NDArray[np.int64],
+    *,
+    shapes: Shapes,
 ) -> list[Records]:
     # By C, in one pass.
     present = np.flatnonzero(counts)
@@ -152,17 +157,12 @@ def _copied(
         *(array.ctypes.data for array in (chunk.data, found.offsets, found.ids)),
         len(found.ids),
     )
-    _copy()(*records, groups.ctypes.data, table.ctypes.data)
+    copy_all(*records, groups.ctypes.data, table.ctypes.data)
     return split
 
 
 def _starts_of(records: Records) -> int:
     return records.starts.ctypes.data if len(records.starts) else 0
-
-
-@cache
-def _copy() -> Function:
-    return function("records", "records_copy", 6)
 
 
 def _room(chunk: Chunk, shapes: Shapes, event_id: int, count: int) -> Records:
