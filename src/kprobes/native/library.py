@@ -1,7 +1,7 @@
 """Our C for this machine: a part's LLVM IR to functions that are called with words.
 
 The IR of each part is beside its C, and `make runtime` makes it. Compiling takes some 0.1 s, and
-0.1 s more where LLVM was not imported: it is worth it from some 100,000 rows on. A thread does it:
+0.1 s more where LLVM was not imported: it is worth it where there are many rows. A thread does it:
 who empties a guest's rings does not wait meanwhile. While a function runs other threads have
 Python's lock.
 """
@@ -13,8 +13,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import ClassVar
 
-MANY = 1 << 17
-"""Rows of a process from which on our C is worth its compilation."""
+MANY = 1 << 18
+"""Rows that a process had work with, each as often, from which on our C is worth its compilation:
+some 50,000 events."""
 Function = Callable[..., int]
 """Takes words, which are addresses or numbers, and returns one."""
 
@@ -34,7 +35,7 @@ class _Parts:
 
 
 def is_worth(rows: int) -> bool:
-    """Whether so many rows more are for our C: where there were many; they are counted."""
+    """Whether so many rows more are for our C: where there were many; 0 only asks."""
     _Work.rows += rows
     return _Work.rows >= MANY
 
