@@ -158,8 +158,9 @@ HELPERS = {
     "__fswab16": 1,
     "__fswab32": 1,
     "__fswab64": 1,
+    "bstr_printf": 2,
 }
-"""Functions, and how many arguments they have."""
+"""Functions, and how many arguments they have. No file has the last: it is trace_printk()'s."""
 
 
 def parse_values(text: str) -> list[PrintExpression]:

@@ -26,7 +26,7 @@ _SHOWN = re.compile(
 )
 _LETTERS = {"d": "s", "i": "s", "u": "u", "x": "x"}
 _FUNCTION = '"%ps <-%ps", (void *)REC->ip, (void *)REC->parent_ip'
-_BPRINT = '"%ps: %s", (void *)REC->ip, __bstr_printf(REC->fmt, REC->buf)'
+_BINARY = '"%ps: %s", (void *)REC->ip, bstr_printf(REC->fmt, REC->buf)'
 _ENTER, _EXIT = "sys_enter_", "sys_exit_"
 _NUMBERS = ("__syscall_nr", "nr")
 _HEX_SINCE = (6, 18)
@@ -71,8 +71,8 @@ def _print_fmt(group: str, form: EventFormat, version: tuple[int, int]) -> str:
         # The file does not say what trace_fn_trace() of kernel/trace/trace_output.c prints.
         return _FUNCTION
     if (group, form.name) == (TRACERS, "bprint"):
-        # What trace_printk() has put there is not decoded; its file tells of the format alone.
-        return _BPRINT
+        # Its file has nothing of what trace_bprint_print() does with the values.
+        return _BINARY
     if group == SYSCALLS:
         return _syscall(form, version) or form.print_fmt or '""'
     return form.print_fmt or '""'

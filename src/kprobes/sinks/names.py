@@ -224,8 +224,12 @@ class Names:
 
     def text_at(self, addr: int) -> bytes:
         """Return the kernel's string at an address, or the address where none is known."""
-        text = self._source.texts.get(addr)
+        text = self.known_text(addr)
         return b"%#x" % addr if text is None else text
+
+    def known_text(self, addr: int) -> bytes | None:
+        """Return the kernel's string at an address, or None where none is known."""
+        return self._source.texts.get(addr)
 
     def callers(self, addrs: NDArray[np.uint64]) -> list[bytes]:
         """Return what the kernel prints for return addresses, shape (n,): seq_print_ip_sym()."""

@@ -12,12 +12,13 @@ import numpy as np
 from msgspec import Struct
 
 from kprobes.errors import FormatError
-from kprobes.formats.print_c import PrintExpression, UnknownPrint
+from kprobes.formats.print_c import HelperCall, PrintExpression, UnknownPrint
 from kprobes.formats.print_fmt import LINE_MAX, Conversion, parse_print
 from kprobes.model.events import Batch, Column
 from kprobes.model.resolved import RecordLayout
 from kprobes.native.lines import Cells
 from kprobes.sinks.names import Names, Shown
+from kprobes.sinks.print_binary import binary_text
 from kprobes.sinks.print_numbers import Compute, Dtype, Numbers
 from kprobes.sinks.print_options import fields_text
 from kprobes.sinks.print_pointers import ShowSome, address_shown, bytes_shown, some_shown
@@ -114,7 +115,11 @@ def _plain(text: bytes) -> bytes:
 
 
 def _piece(conversion: Conversion, values: Values) -> _Piece:
-    value = values.of(conversion.value)
+    match conversion.value:
+        case HelperCall(name="bstr_printf", arguments=(form, data)):
+            return _binary(values.of(form), values.of(data))
+        case _:
+            value = values.of(conversion.value)
     if conversion.letter == "p":
         return _pointer(conversion, value, values)
     if conversion.letter == "s":
@@ -129,6 +134,23 @@ def _piece(conversion: Conversion, values: Values) -> _Piece:
     letter = _LETTERS.get(conversion.letter, conversion.letter)
     flags = conversion.flags if is_signed else conversion.flags.replace("+", "").replace(" ", "")
     return _padded(conversion, values, _numbers(number, dtype), letter=letter, flags=flags)
+
+
+def _binary(form: PrintValue, data: PrintValue) -> _Piece:
+    addresses, packed = number_of(form, "a format"), bytes_of(data, "values")
+
+    def texts(rows: _Rows) -> list[bytes]:
+        pairs = zip(rows.of(addresses.column).tolist(), rows.of(packed).tolist(), strict=True)
+        return [_binary_text(addr & U64, values, rows.names) for addr, values in pairs]
+
+    return _Piece(form=b"%b", lists=(texts,))
+
+
+def _binary_text(addr: int, values: bytes, names: Names) -> bytes:
+    form = names.known_text(addr)
+    if form is None:
+        return b"%#x %b" % (addr, values.hex(" ", 4).encode())
+    return binary_text(form, values, names)
 
 
 def _padded(
