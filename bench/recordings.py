@@ -1,17 +1,17 @@
 """Recordings: their size, and the speed and memory of ``kprobe report`` and ``kprobe convert``.
 
 A recording is made here, as a session writes it, of rings that are filled as a guest would fill
-them; trace-cmd reads the trace.dat that it is converted to. Every command is a process of its own,
-as a user's is, and takes its turn with the others. Its time is that of the CPUs, its start
-included: other work on this machine hardly touches it. From rings to columns, and from columns to
-lines: ``bench.decode``.
+them; trace-cmd reads the trace.dat that it is converted to, and perf what it has recorded. Every
+command is a process of its own, as a user's is, and takes its turn with the others. Its time is
+that of the CPUs, its start included: other work on this machine hardly touches it. From rings to
+columns, and from columns to lines: ``bench.decode``.
 """
 
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,14 +38,19 @@ _EVENTS, _QUICK_EVENTS, _MORE = 1_000_000, 100_000, 10
 _ROUNDS, _QUICK_ROUNDS = 6, 2
 _TEXT, _JSON, _PEER = "report, text", "report, JSON lines", "trace-cmd report"
 _DAT_TEXT, _DAT_COLUMNS = "report of a trace.dat, text", "columns of a trace.dat"
-_GOALS = {_TEXT: 0.5, _DAT_TEXT: 5, _DAT_COLUMNS: 60}
+_AGAIN = "columns of a trace.dat, its second reading"
+_GOALS = {_TEXT: 0.5, _DAT_TEXT: 5, _DAT_COLUMNS: 60, _AGAIN: 60}
 """Rates, as times of trace-cmd's."""
+_PERF, _SYSTEM_CALLS = "perf script", 200_000
 _KPROBE = sys.executable, "-m", "kprobes"
 _COUNT = """\
-import sys
+import sys, time
 from pathlib import Path
 from kprobes.open_recording import read_events
-print(sum(map(len, read_events(Path(sys.argv[1])))))
+for _ in range(int(sys.argv[2])):
+    start = time.process_time()
+    sum(map(len, read_events(Path(sys.argv[1]))))
+print(time.process_time() - start)
 """
 _FLAT = 1.25
 """Of the memory that a recording takes: what one of ten times as many events may take."""
@@ -82,18 +87,24 @@ def run(isa: Isa, *, quick: bool = False) -> list[Row]:
         folder = Path(name)
         small = build(folder / "small.rec", events)
         commands = _commands(small, folder) | _peer(folder)
+        perf = _perf_data(folder)
+        commands |= {} if perf is None else {_PERF: ("perf", "script", "-i", perf.path)}
         used = _in_turn(commands, rounds)
+        again = [_second_reading(folder / "out.dat") for _ in range(rounds)]
         sizes = _sizes(small, folder)
         large = build(folder / "large.rec", _MORE * events)
         larger = {each: _measured_once(each, large) for each in _commands(large, folder)}
+    numbers = {} if perf is None else {_PERF: perf.events}
     rates = {
-        name: Spread([each.cpu_s / small.events * 1e9 for each in every])
+        name: Spread([each.cpu_s / numbers.get(name, small.events) * 1e9 for each in every])
         for name, every in used.items()
     }
+    rates[_AGAIN] = Spread([each / small.events * 1e9 for each in again])
     return [
         *sizes,
         *(_speed(name, rates) for name in (_TEXT, _JSON, *_suffixes())),
-        *(_speed(name, rates) for name in (_DAT_TEXT, _DAT_COLUMNS) if name in rates),
+        *(_beside_perf(rates) if perf is not None else ()),
+        *(_speed(name, rates) for name in (_DAT_TEXT, _DAT_COLUMNS, _AGAIN) if _PEER in rates),
         *(_memory(name, used[name], each, small) for name, each in larger.items()),
     ]
 
@@ -173,8 +184,33 @@ def _peer(folder: Path) -> dict[str, Command]:
     return {
         _PEER: (program, "report", "-i", file),
         _DAT_TEXT: (*_KPROBE, "report", file),
-        _DAT_COLUMNS: (sys.executable, "-c", _COUNT, file),
+        _DAT_COLUMNS: (sys.executable, "-c", _COUNT, file, "1"),
     }
+
+
+def _second_reading(file: Path) -> float:
+    # Without Python's start, and our C is compiled then.
+    command = [sys.executable, "-c", _COUNT, str(file), "2"]
+    return float(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+
+
+def _perf_data(folder: Path) -> Built | None:
+    # Of system calls of this machine, which have seven numbers; None where that is not to be had.
+    program, path = shutil.which("perf"), folder / "perf.data"
+    if program is None:
+        return None
+    dd = "dd", "if=/dev/zero", "of=/dev/null", "bs=1", f"count={_SYSTEM_CALLS}"
+    record = program, "record", "-q", "-e", "raw_syscalls:sys_enter", "-c", "1", "-o", path
+    if subprocess.run([*record, "--", *dd], capture_output=True, check=False).returncode:
+        return None
+    script = [program, "script", "-i", path]
+    lines = subprocess.run(script, capture_output=True, check=True).stdout.count(b"\n")
+    return Built(path=path, events=lines, ring_bytes=0)
+
+
+def _beside_perf(rates: Mapping[str, Spread]) -> Iterator[Row]:
+    name = f"{_TEXT}, beside {_PERF} of system calls"
+    yield compared(name, rates[_TEXT], rates[_PERF], None, show=_rate)
 
 
 def _in_turn(commands: Mapping[str, Command], rounds: int) -> dict[str, list[Used]]:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import ClassVar
 
-MANY = 1 << 18
+MANY = 1 << 19
 """Rows that a process had work with, each as often, from which on our C is worth its compilation:
-some 50,000 events."""
+some 100,000 events."""
 Function = Callable[..., int]
 """Takes words, which are addresses or numbers, and returns one."""
 
