@@ -75,6 +75,9 @@ def test_an_instruction_inside_a_function_has_registers_and_no_arguments() -> No
         ("p _do_fork", "kernel_clone", "it is called kernel_clone in this kernel"),
         ("p kernel_clone", "_do_fork", "it is called _do_fork in this kernel"),
         ("p kernel_clone", "other", ""),
+        ("p sys_openat", "__x64_sys_openat", "it is called __x64_sys_openat in this kernel; $arg1"),
+        ("p __se_sys_openat", "__arm64_sys_openat", "it is called __arm64_sys_openat in this"),
+        ("p sys_openat", "__x64_sys_open", "did you mean"),
     ],
 )
 def test_what_is_no_function_here_is_explained(text: str, there: str, hint: str) -> None:

@@ -1,5 +1,6 @@
 """The place of a definition's probe: the function, and the address in it."""
 
+import re
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -85,6 +86,11 @@ def find_function(definition: Definition, kernel: Kernel) -> Symbol:
     return symbol
 
 
+_SYSTEM_CALL = re.compile(r"(?:__do_|__se_)?(?:sys|SyS)_(\w+)")
+_SYSTEM_CALLS = ("__x64_sys_", "__arm64_sys_")
+"""What the names of system calls' functions begin with, since 4.17."""
+
+
 def _instead(error: UnknownSymbolError, kernel: Kernel) -> str:
     renamed = _RENAMED.get(error.name)
     if renamed is not None and kernel.symbols.find(renamed) is not None:
@@ -92,6 +98,10 @@ def _instead(error: UnknownSymbolError, kernel: Kernel) -> str:
     event = error.name.removeprefix("trace_")
     if kernel.symbols.find(f"__traceiter_{event}") is not None:
         return f"{event} is a tracepoint, not a function: probe a function around it"
+    if (call := _SYSTEM_CALL.fullmatch(error.name)) is not None:
+        for start in _SYSTEM_CALLS:
+            if kernel.symbols.find(name := start + call[1]) is not None:
+                return f"it is called {name} in this kernel; $arg1 is the caller's struct pt_regs"
     return f"did you mean {', '.join(error.near)}?" if error.near else ""
 
 
