@@ -49,6 +49,7 @@ MORE: list[tuple[bytes, list[Value], bytes]] = [
     (b"%hd %hhd %c%c|", [(2, -2), (1, -1), (1, 65), (1, 66)], b"-2 -1 AB|"),
     (b"[%8s] [%-8s] [%.2s]", [b"right", b"left", b"cut"], b"[   right] [left    ] [cu]"),
     (b"%*d|%-*d|", [(4, 6), (4, 1), (4, 3), (4, 2)], b"     1|2  |"),
+    (b"%*d|%.*s|%.*d", [(4, -3), (4, 1), (4, -1), b"abc", (4, -9), (4, 5)], b"1  |abc|5"),
 ]
 """What libtraceevent 1.7.1 does not know there, and only the kernel's source says."""
 
@@ -141,3 +142,4 @@ def test_a_format_that_the_file_does_not_have_is_an_address_and_bytes() -> None:
 def test_any_values_of_any_format_are_printed(form: bytes, data: bytes) -> None:
     binary_text(form, data, NAMES)
     binary_text(b"%s %*d %c %p %pS %-*s %.*s " + form, data, NAMES)
+    binary_text(b"%.*d %*.*s %-*.*x " + form, data, NAMES)

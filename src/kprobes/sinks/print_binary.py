@@ -78,7 +78,9 @@ def _shown(found: re.Match[bytes], values: _Values, names: Names) -> bytes:
         else int(each or 0)
         for each in (found["width"], found["precision"])
     )
-    flags, tail = found["flags"], b"" if precision is None else b".%d" % _limited(precision)
+    # One below 0 counts as none, and a width as that of what is at the left.
+    has_precision = precision is not None and precision >= 0
+    flags, tail = found["flags"], b".%d" % _limited(precision or 0) if has_precision else b""
     head = b"" if width is None else b"%d" % _limited(width)
     if letter in b"sp":
         text = values.text() if letter == b"s" else _pointer(found["suffix"], values, names)
