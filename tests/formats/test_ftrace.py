@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from kprobes.errors import RingError
 from kprobes.formats.ftrace import PageFormat, PageRecords, read_pages, set_sizes
 from tests.build.ftrace_page import PAGE, Found, Record, page, pages, slowly
+from tests.build.native import count_as_many
 
 pytestmark = pytest.mark.usefixtures("few_and_many")
 
@@ -169,6 +170,35 @@ def test_bytes_that_no_kernel_wrote_raise_one_error(commit: int, words: list[int
 
     with pytest.raises(RingError):
         read_pages(pages(bytes(data)), PAGE)
+
+
+def test_a_page_does_not_go_on_in_the_next_one() -> None:
+    # Records up to its end, and a count of bytes that reaches into the stamp after it.
+    full = bytearray(page(7, [Record(0, bytes(4))] * 510))
+    struct.pack_into("<Q", full, 8, 4088)
+
+    with pytest.raises(RingError):
+        read_pages(pages(bytes(full), page(1, [])), PAGE)
+
+
+def test_each_record_has_the_number_of_its_event() -> None:
+    records = [Record(0, EVENT), Record(0, b"", kind="long"), Record(0, b"\x02\x03\0\0")]
+
+    assert read_pages(pages(page(1, records)), PAGE).numbers.tolist() == [1, 0, 0x302]
+
+
+def test_what_kernels_write_c_reads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [Record(1, EVENT), Record(1, bytes(60), kind="long"), Record(9, bytes(8), "discarded")]
+    ended = bytearray(page(1000, [*kinds, Record(5, kind="extend"), Record(0, EVENT)]))
+    used = int.from_bytes(ended[8:16], "little")
+    # What is left of it is padding.
+    struct.pack_into("<I", ended, PAGE.data + used, 29)
+    struct.pack_into("<Q", ended, 8, PAGE.size - PAGE.data)
+    expected = found(read_pages(pages(bytes(ended)), PAGE))
+    count_as_many(monkeypatch)
+    monkeypatch.setattr("kprobes.formats.ftrace._read", None)
+
+    assert found(read_pages(pages(bytes(ended)), PAGE)) == expected
 
 
 @given(st.binary(max_size=64), st.integers(0, 68))

@@ -8,9 +8,8 @@ import pytest
 from kprobes import llvm
 from kprobes.native import library
 from kprobes.native.library import text
-from tools.compile_runtime import NATIVE, digest
-
-PARTS = sorted(NATIVE.glob("*.c"))
+from tests.build.native import PARTS
+from tools.compile_runtime import digest
 
 
 @pytest.mark.parametrize("source", PARTS, ids=[path.stem for path in PARTS])
@@ -46,6 +45,14 @@ def test_nobody_waits_while_a_part_is_compiled(
     thread.join(60)
 
     assert [*parts] == ["keys"]
+
+
+def test_what_is_compiled_is_called() -> None:
+    library.load("keys")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "MANY", 0)
+        assert library.function_for(0, "keys", "keys_code", 5) is not None
 
 
 def test_a_part_is_compiled_once_and_its_code_stays(parts: dict[str, object]) -> None:

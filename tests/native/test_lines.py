@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kprobes.native import library
 from kprobes.native.lines import Cells, Packed, Texts, as_list, formatted, in_order, listed
+from tests.build.native import count_as_few, count_as_many
 
 _TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8")
 _CONVERSIONS = ("d", "x", "5d", "06d", "016x", "3x", "08x", "#x", "-7d", "+d", ".5d", "X", "o")
@@ -19,7 +19,7 @@ _TEXTS = st.lists(st.binary(max_size=20), min_size=1, max_size=8)
 
 @pytest.fixture(autouse=True)
 def _many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "MANY", 0)
+    count_as_many(monkeypatch)
 
 
 def by_c(form: bytes, columns: Sequence[Cells], rows: int) -> list[bytes]:
@@ -112,6 +112,6 @@ def test_lines_of_several_are_put_into_an_order(data: st.DataObject) -> None:
 
 
 def test_few_are_made_by_python_and_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "MANY", 1 << 60)
+    count_as_few(monkeypatch)
 
     assert formatted(b"%d\n", [np.arange(3)], 3) == [b"0\n", b"1\n", b"2\n"]

@@ -3,10 +3,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from kprobes.native import library
 from kprobes.ring.chunk import Chunk, Shapes
 from kprobes.ring.find import FoundRecords, find
+from tests.build.native import count_as_few, count_as_many
 from tests.build.ring import Hit, chunk_of, make_layout, record, stream
 
 LAYOUTS = (make_layout(1, ("u64",)), make_layout(2), make_layout(3, ("string", "u8")))
@@ -25,9 +26,9 @@ WRITES = st.lists(st.tuples(st.integers(0, 800), st.integers(0, 255)), max_size=
 def both_ways(chunk: Chunk) -> FoundRecords:
     """Return what is found, and check that it is the same both ways."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "MANY", 1 << 62)
+        count_as_few(patch)
         few = find(chunk, SHAPES)
-        patch.setattr(library, "MANY", 0)
+        count_as_many(patch)
         many = find(chunk, SHAPES)
     assert (few.offsets.tolist(), few.ids.tolist()) == (many.offsets.tolist(), many.ids.tolist())
     assert (few.end, few.is_blocked) == (many.end, many.is_blocked)
@@ -61,6 +62,19 @@ def test_all_records_are_found_up_to_one_that_is_not_committed() -> None:
     assert (whole.end, whole.is_blocked) == (len(out), False)
     assert cut.ids.tolist() == [1, 2, 1, 2, 1, 2, 1, 2]
     assert (cut.end, cut.is_blocked) == (4 * 88, True)
+
+
+@pytest.mark.parametrize(("number", "ids", "damaged"), [(1, [1], 0), (9, [], 1)])
+def test_an_event_is_what_the_later_copy_says(number: int, ids: list[int], damaged: int) -> None:
+    # Commit words are looked at first: a guest may change them before the rest is copied.
+    chunk = chunk_of(stream([Hit(layout=LAYOUTS[0], values=(1,))]))
+    commits = chunk.data.copy()
+    commits[:2] = LAYOUTS[1].event_id, 0
+    chunk.data[:2] = number, 0
+
+    found = both_ways(replace(chunk, commits=commits))
+
+    assert (found.ids.tolist(), found.damaged) == (ids, damaged)
 
 
 @pytest.mark.parametrize("missing", [8, 24, 48])

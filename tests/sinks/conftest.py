@@ -2,9 +2,9 @@
 
 import pytest
 
-from kprobes.native import library
+from tests.build.native import count_as_few, count_as_many
 
 
-@pytest.fixture(autouse=True, params=["python", "c"])
+@pytest.fixture(autouse=True, params=[count_as_few, count_as_many], ids=["python", "c"])
 def _made_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "MANY", 0 if request.param == "c" else 1 << 60)
+    request.param(monkeypatch)

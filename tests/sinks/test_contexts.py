@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kprobes.native import library
 from kprobes.sinks.contexts import ContextInfo, ContextTexts, Keys
 from tests.build.events import Row, make_batch
+from tests.build.native import count_as_few, count_as_many
 from tests.build.ring import make_layout
 
 PLAIN = make_layout(1, ("u8",))
@@ -78,10 +78,10 @@ def test_keys_that_python_knew_have_the_same_codes_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows, keys = rows_of(5000, 1500, 1), Keys(4)
-    monkeypatch.setattr(library, "MANY", 1 << 60)
+    count_as_few(monkeypatch)
     before = keys.of(rows)
 
-    monkeypatch.setattr(library, "MANY", 0)
+    count_as_many(monkeypatch)
 
     assert keys.of(rows[::-1]).tolist() == before[::-1].tolist()
 
