@@ -125,10 +125,8 @@ class ColumnFilter:
             return found.astype(np.bool_)
         texts: list[bytes] = column.tolist()
         bad = None
-        if (
-            not isinstance(test.source, Header)
-            and batch.layout.fields[test.source].type == "symstr"
-        ):
+        # What is no string is the task's name, one text for all, or an address that has a name.
+        if column.dtype.kind in "iu" and not isinstance(test.source, Header):
             texts = list(map(self._names.symbol, column.tolist()))
             bad = batch.faulted[test.source]
         known = {text: wanted.fullmatch(text) is not None for text in set(texts)}

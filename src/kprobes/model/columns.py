@@ -191,19 +191,20 @@ class Selection:
 
     def strings(self, name: str) -> Strings | None:
         """Return a field as strings, new; None where it is no field, or none in some functions."""
-        kinds = [_strings(kind, name) for kind in self.kinds]
-        widths = {None if kind is None else kind.shape[1:] for kind in kinds}
-        if len(widths) != 1 or None in widths:
+        places, none = np.arange(len(self)), slice(0, 0)
+        # Kinds are parts without events.
+        parts: list[tuple[Batch, Rows, Rows]] = [(kind, none, none) for kind in self.kinds]
+        parts += [(part.batch, part.rows, part.places) for part in self._parts]
+        found: list[Strings] = []
+        for batch, rows, _ in parts:
+            strings = _strings(batch, name)
+            if strings is None:
+                return None
+            found.append(strings[rows])
+        if len({strings.shape[1:] for strings in found}) != 1:
             return None
-        places = np.arange(len(self))
-        found, order = [kind for kind in kinds[:1] if kind is not None], [places[:0]]
-        for part in self._parts:
-            strings = _strings(part.batch, name)
-            if strings is not None:
-                found.append(strings[part.rows])
-                order.append(places[part.places])
-        whole = joined(found)
-        return whole if len(found) == 2 else whole[np.argsort(np.concatenate(order), kind="stable")]
+        order = np.concatenate([places[own] for _, _, own in parts])
+        return joined(found)[np.argsort(order, kind="stable")]
 
     def field(self, name: str) -> Values:
         """Return a field's values, (n,) or (n, count), and for numbers a mask (n,); both new.

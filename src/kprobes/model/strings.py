@@ -53,11 +53,6 @@ class Strings:
         """That of the column."""
         return self.starts.shape
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it keeps: without those of objects."""
-        return self.blob.nbytes + self.starts.nbytes + self.lengths.nbytes
-
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.starts)

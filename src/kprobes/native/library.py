@@ -34,22 +34,17 @@ class _Parts:
     lock, compiling = threading.Lock(), threading.Lock()
 
 
-def is_worth(rows: int) -> bool:
-    """Whether so many rows more are for our C: where there were many; 0 only asks."""
-    _Work.rows += rows
-    return _Work.rows >= MANY
-
-
 def function_for(rows: int, part: str, name: str, words: int) -> Function | None:
-    """Return a function for so many rows; None as long as there were few, or it is compiled.
+    """Return a function for so many rows; None where there were few so far, or it is compiled now.
 
     Args:
-        rows: more than there were so far.
+        rows: more than there were so far; 0 only asks.
         part: that has it.
         name: of it.
         words: that it takes.
     """
-    if not is_worth(rows):
+    _Work.rows += rows
+    if _Work.rows < MANY:
         return None
     if part in _Parts.functions:
         return function(part, name, words)
@@ -63,7 +58,7 @@ def function_for(rows: int, part: str, name: str, words: int) -> Function | None
 
 @cache
 def function(part: str, name: str, words: int) -> Function:
-    """Return a function; compile its part first, where it is not yet.
+    """Return a function that there is, or wait for its part to be compiled.
 
     Args:
         part: that has it.

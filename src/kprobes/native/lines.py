@@ -6,7 +6,7 @@ Of few rows Python makes them, of many our C, lines.c, which has the same conver
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from kprobes.native.library import Function, function, is_worth
+from kprobes.native.library import function, function_for
 
 _CONVERSION = re.compile(
     rb"%(?:%|(?P<zeros>0?)(?P<width>\d*)(?P<letter>[dxb])|[-+ #0]*\d*(?:\.\d+)?[a-zA-Z])"
@@ -110,7 +110,10 @@ def formatted(form: bytes, columns: Sequence[Cells], rows: int) -> Lines:
         columns: one for each of its conversions, shape (n,); arrays are only read.
         rows: how many there are.
     """
-    if _GIVEN_WIDTH in form or not is_worth(rows):
+    if _GIVEN_WIDTH in form:
+        return listed(form, columns, rows)
+    format_all = function_for(rows, "lines", "lines_format", 5)
+    if format_all is None:
         return listed(form, columns, rows)
     if any(len(each) != rows for each in columns):
         raise ValueError(f"columns that have not {rows} rows")
@@ -118,7 +121,7 @@ def formatted(form: bytes, columns: Sequence[Cells], rows: int) -> Lines:
     table = np.array([each.row for each in pieces], _PIECE)
     room = sum(each.room if each.is_all else each.room * rows for each in pieces)
     data, ends = np.empty(room, np.uint8), np.empty(rows, np.int64)
-    size = _format()(table.ctypes.data, len(table), rows, data.ctypes.data, ends.ctypes.data)
+    size = format_all(table.ctypes.data, len(table), rows, data.ctypes.data, ends.ctypes.data)
     return Packed(blob=data[:size], ends=ends)
 
 
@@ -137,7 +140,8 @@ def in_order(lines: Sequence[Lines], which: NDArray[np.uint16]) -> Iterable[byte
         return [packed[0].blob.data]
     table = np.array([(e.blob.ctypes.data, e.ends.ctypes.data, 0) for e in packed], _LINES)
     data = np.empty(sum(len(each.blob) for each in packed), np.uint8)
-    _order()(table.ctypes.data, which.ctypes.data, len(which), data.ctypes.data)
+    order_all = function("lines", "lines_order", 4)
+    order_all(table.ctypes.data, which.ctypes.data, len(which), data.ctypes.data)
     return [data.data]
 
 
@@ -223,13 +227,3 @@ def _conversions(form: bytes) -> tuple[bytes | _Conversion, ...]:
         found.append(_Conversion(kind, width, bool(each["zeros"]), each[0]))
     literal += form[at:]
     return (*found, literal) if literal else tuple(found)
-
-
-@cache
-def _format() -> Function:
-    return function("lines", "lines_format", 5)
-
-
-@cache
-def _order() -> Function:
-    return function("lines", "lines_order", 4)

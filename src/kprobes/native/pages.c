@@ -46,7 +46,7 @@ i64 pages_read(const struct pages *pages)
 	for (u64 n = 0; n < pages->count; n++) {
 		const u8 *page = pages->data + n * pages->size, *at = page + pages->begin, *end;
 		u64 stamp = U64_AT(page), time = stamp, used = U32_AT(page + pages->commit) & COMMIT;
-		const u8 *first = at + (pages->skips[n] & -WORD);
+		const u8 *first = at + pages->skips[n];
 
 		if (used > pages->size - pages->begin || used % WORD)
 			return -1;

@@ -1,11 +1,11 @@
 ; Generated from pages.c by `make runtime`.
-; 43d137ecf6382d6af6f9a52e05d3144af5690e3d5772e1acb63dd50ff50ddc93
+; afec3953b1ae79cd8b923a61ba48cb2df222214b7824b0e6d95cfd396af3e65e
 %struct.event = type { ptr, ptr, i64, i64 }
 define dso_local i64 @pages_read(ptr %pages) #0 {
 entry:
   br label %for.cond
 for.cond:
-  %n.0 = phi i64 [ 0, %entry ], [ %inc103, %for.inc ]
+  %n.0 = phi i64 [ 0, %entry ], [ %inc102, %for.inc ]
   %found.0 = phi i64 [ 0, %entry ], [ %found.1, %for.inc ]
   %count = getelementptr inbounds nuw i8, ptr %pages, i64 16
   %0 = load i64, ptr %count, align 8
@@ -31,48 +31,47 @@ for.body:
   %7 = load ptr, ptr %skips, align 8
   %arrayidx = getelementptr inbounds i64, ptr %7, i64 %n.0
   %8 = load i64, ptr %arrayidx, align 8
-  %and4 = and i64 %8, -4
-  %add.ptr5 = getelementptr inbounds i8, ptr %add.ptr1, i64 %and4
-  %size6 = getelementptr inbounds nuw i8, ptr %pages, i64 8
-  %9 = load i64, ptr %size6, align 8
-  %begin7 = getelementptr inbounds nuw i8, ptr %pages, i64 32
-  %10 = load i64, ptr %begin7, align 8
+  %add.ptr4 = getelementptr inbounds i8, ptr %add.ptr1, i64 %8
+  %size5 = getelementptr inbounds nuw i8, ptr %pages, i64 8
+  %9 = load i64, ptr %size5, align 8
+  %begin6 = getelementptr inbounds nuw i8, ptr %pages, i64 32
+  %10 = load i64, ptr %begin6, align 8
   %sub = sub i64 %9, %10
-  %cmp8 = icmp uge i64 %sub, %conv
+  %cmp7 = icmp uge i64 %sub, %conv
   %rem = and i64 %conv, 3
   %tobool.not = icmp eq i64 %rem, 0
-  %or.cond = and i1 %cmp8, %tobool.not
+  %or.cond = and i1 %cmp7, %tobool.not
   br i1 %or.cond, label %if.end, label %return
 if.end:
-  %add.ptr10 = getelementptr inbounds nuw i8, ptr %add.ptr1, i64 %conv
-  br label %for.cond11
-for.cond11:
-  %time.0 = phi i64 [ %4, %if.end ], [ %cond, %cond.end ], [ %add35, %if.end101 ]
-  %at.0 = phi ptr [ %add.ptr1, %if.end ], [ %add.ptr33, %cond.end ], [ %add.ptr102, %if.end101 ]
-  %found.1 = phi i64 [ %found.0, %if.end ], [ %found.1, %cond.end ], [ %found.2, %if.end101 ]
-  %cmp12 = icmp ult ptr %at.0, %add.ptr10
-  br i1 %cmp12, label %for.body14, label %for.inc
-for.body14:
+  %add.ptr9 = getelementptr inbounds nuw i8, ptr %add.ptr1, i64 %conv
+  br label %for.cond10
+for.cond10:
+  %time.0 = phi i64 [ %4, %if.end ], [ %cond, %cond.end ], [ %add34, %if.end100 ]
+  %at.0 = phi ptr [ %add.ptr1, %if.end ], [ %add.ptr32, %cond.end ], [ %add.ptr101, %if.end100 ]
+  %found.1 = phi i64 [ %found.0, %if.end ], [ %found.1, %cond.end ], [ %found.2, %if.end100 ]
+  %cmp11 = icmp ult ptr %at.0, %add.ptr9
+  br i1 %cmp11, label %for.body13, label %for.inc
+for.body13:
   %11 = load i32, ptr %at.0, align 1
-  %and16 = and i32 %11, 31
+  %and15 = and i32 %11, 31
   %shr = lshr i32 %11, 5
-  %conv17 = zext nneg i32 %shr to i64
-  %sub.ptr.lhs.cast = ptrtoint ptr %add.ptr10 to i64
+  %conv16 = zext nneg i32 %shr to i64
+  %sub.ptr.lhs.cast = ptrtoint ptr %add.ptr9 to i64
   %sub.ptr.rhs.cast = ptrtoint ptr %at.0 to i64
   %sub.ptr.sub = sub i64 %sub.ptr.lhs.cast, %sub.ptr.rhs.cast
-  %add.ptr20 = getelementptr inbounds nuw i8, ptr %at.0, i64 4
-  %cmp21 = icmp samesign ugt i32 %and16, 29
-  br i1 %cmp21, label %if.then23, label %if.end34
-if.then23:
-  %cmp24 = icmp ult i64 %sub.ptr.sub, 8
-  br i1 %cmp24, label %return, label %if.end27
-if.end27:
-  %12 = load i32, ptr %add.ptr20, align 1
-  %conv29 = zext i32 %12 to i64
-  %shl = shl nuw nsw i64 %conv29, 27
-  %add = or disjoint i64 %shl, %conv17
-  %cmp30 = icmp eq i32 %and16, 31
-  br i1 %cmp30, label %cond.true, label %cond.false
+  %add.ptr19 = getelementptr inbounds nuw i8, ptr %at.0, i64 4
+  %cmp20 = icmp samesign ugt i32 %and15, 29
+  br i1 %cmp20, label %if.then22, label %if.end33
+if.then22:
+  %cmp23 = icmp ult i64 %sub.ptr.sub, 8
+  br i1 %cmp23, label %return, label %if.end26
+if.end26:
+  %12 = load i32, ptr %add.ptr19, align 1
+  %conv28 = zext i32 %12 to i64
+  %shl = shl nuw nsw i64 %conv28, 27
+  %add = or disjoint i64 %shl, %conv16
+  %cmp29 = icmp eq i32 %and15, 31
+  br i1 %cmp29, label %cond.true, label %cond.false
 cond.true:
   %and1.i = and i64 %4, -576460752303423488
   %or.i = or disjoint i64 %add, %and1.i
@@ -83,96 +82,96 @@ cond.true:
   %add.i = add i64 %or.i, %cond.i
   br label %cond.end
 cond.false:
-  %add32 = add i64 %time.0, %add
+  %add31 = add i64 %time.0, %add
   br label %cond.end
 cond.end:
-  %cond = phi i64 [ %add.i, %cond.true ], [ %add32, %cond.false ]
-  %add.ptr33 = getelementptr inbounds nuw i8, ptr %at.0, i64 8
-  br label %for.cond11
-if.end34:
-  %add35 = add i64 %time.0, %conv17
-  %cmp36 = icmp eq i32 %11, 29
-  br i1 %cmp36, label %for.inc, label %if.end39
-if.end39:
-  %mul40 = shl nuw nsw i32 %and16, 2
-  %conv41 = zext nneg i32 %mul40 to i64
-  switch i32 %and16, label %if.end63 [
-    i32 29, label %if.then47
-    i32 0, label %if.then47
+  %cond = phi i64 [ %add.i, %cond.true ], [ %add31, %cond.false ]
+  %add.ptr32 = getelementptr inbounds nuw i8, ptr %at.0, i64 8
+  br label %for.cond10
+if.end33:
+  %add34 = add i64 %time.0, %conv16
+  %cmp35 = icmp eq i32 %11, 29
+  br i1 %cmp35, label %for.inc, label %if.end38
+if.end38:
+  %mul39 = shl nuw nsw i32 %and15, 2
+  %conv40 = zext nneg i32 %mul39 to i64
+  switch i32 %and15, label %if.end62 [
+    i32 29, label %if.then46
+    i32 0, label %if.then46
   ]
-if.then47:
-  %cmp48 = icmp ult i64 %sub.ptr.sub, 8
-  br i1 %cmp48, label %cond.end53, label %cond.false51
-cond.false51:
-  %14 = load i32, ptr %add.ptr20, align 1
-  br label %cond.end53
-cond.end53:
-  %cond54 = phi i32 [ %14, %cond.false51 ], [ 0, %if.then47 ]
-  %conv55 = zext i32 %cond54 to i64
-  %cmp56 = icmp uge i32 %cond54, 4
-  %rem59 = and i64 %conv55, 3
-  %tobool60.not = icmp eq i64 %rem59, 0
-  %or.cond67 = and i1 %cmp56, %tobool60.not
-  br i1 %or.cond67, label %if.end63, label %return
-if.end63:
-  %size18.0 = phi i64 [ %conv41, %if.end39 ], [ %conv55, %cond.end53 ]
-  %sub64 = add i64 %sub.ptr.sub, -4
-  %cmp65 = icmp ugt i64 %size18.0, %sub64
-  br i1 %cmp65, label %return, label %if.end68
-if.end68:
-  %cmp69.not = icmp eq i32 %and16, 29
-  %cmp71.not = icmp ult ptr %at.0, %add.ptr5
-  %or.cond68 = select i1 %cmp69.not, i1 true, i1 %cmp71.not
-  br i1 %or.cond68, label %if.end101, label %if.then73
-if.then73:
-  %cmp74 = icmp eq i32 %and16, 0
-  %cond76 = select i1 %cmp74, i32 4, i32 0
-  %conv77 = zext nneg i32 %cond76 to i64
-  %add.ptr78 = getelementptr inbounds nuw i8, ptr %add.ptr20, i64 %conv77
+if.then46:
+  %cmp47 = icmp ult i64 %sub.ptr.sub, 8
+  br i1 %cmp47, label %cond.end52, label %cond.false50
+cond.false50:
+  %14 = load i32, ptr %add.ptr19, align 1
+  br label %cond.end52
+cond.end52:
+  %cond53 = phi i32 [ %14, %cond.false50 ], [ 0, %if.then46 ]
+  %conv54 = zext i32 %cond53 to i64
+  %cmp55 = icmp uge i32 %cond53, 4
+  %rem58 = and i64 %conv54, 3
+  %tobool59.not = icmp eq i64 %rem58, 0
+  %or.cond67 = and i1 %cmp55, %tobool59.not
+  br i1 %or.cond67, label %if.end62, label %return
+if.end62:
+  %size17.0 = phi i64 [ %conv40, %if.end38 ], [ %conv54, %cond.end52 ]
+  %sub63 = add i64 %sub.ptr.sub, -4
+  %cmp64 = icmp ugt i64 %size17.0, %sub63
+  br i1 %cmp64, label %return, label %if.end67
+if.end67:
+  %cmp68.not = icmp eq i32 %and15, 29
+  %cmp70.not = icmp ult ptr %at.0, %add.ptr4
+  %or.cond68 = select i1 %cmp68.not, i1 true, i1 %cmp70.not
+  br i1 %or.cond68, label %if.end100, label %if.then72
+if.then72:
+  %cmp73 = icmp eq i32 %and15, 0
+  %cond75 = select i1 %cmp73, i32 4, i32 0
+  %conv76 = zext nneg i32 %cond75 to i64
+  %add.ptr77 = getelementptr inbounds nuw i8, ptr %add.ptr19, i64 %conv76
   %15 = load ptr, ptr %pages, align 8
-  %sub.ptr.lhs.cast80 = ptrtoint ptr %add.ptr78 to i64
-  %sub.ptr.rhs.cast81 = ptrtoint ptr %15 to i64
-  %sub.ptr.sub82 = sub i64 %sub.ptr.lhs.cast80, %sub.ptr.rhs.cast81
-  %at83 = getelementptr inbounds nuw i8, ptr %pages, i64 48
-  %16 = load ptr, ptr %at83, align 8
-  %arrayidx84 = getelementptr inbounds i64, ptr %16, i64 %found.1
-  store i64 %sub.ptr.sub82, ptr %arrayidx84, align 8
-  %sub85 = sub nsw i64 %size18.0, %conv77
+  %sub.ptr.lhs.cast79 = ptrtoint ptr %add.ptr77 to i64
+  %sub.ptr.rhs.cast80 = ptrtoint ptr %15 to i64
+  %sub.ptr.sub81 = sub i64 %sub.ptr.lhs.cast79, %sub.ptr.rhs.cast80
+  %at82 = getelementptr inbounds nuw i8, ptr %pages, i64 48
+  %16 = load ptr, ptr %at82, align 8
+  %arrayidx83 = getelementptr inbounds i64, ptr %16, i64 %found.1
+  store i64 %sub.ptr.sub81, ptr %arrayidx83, align 8
+  %sub84 = sub nsw i64 %size17.0, %conv76
   %sizes = getelementptr inbounds nuw i8, ptr %pages, i64 56
   %17 = load ptr, ptr %sizes, align 8
-  %arrayidx86 = getelementptr inbounds i64, ptr %17, i64 %found.1
-  store i64 %sub85, ptr %arrayidx86, align 8
+  %arrayidx85 = getelementptr inbounds i64, ptr %17, i64 %found.1
+  store i64 %sub84, ptr %arrayidx85, align 8
   %ts = getelementptr inbounds nuw i8, ptr %pages, i64 64
   %18 = load ptr, ptr %ts, align 8
-  %arrayidx87 = getelementptr inbounds i64, ptr %18, i64 %found.1
-  store i64 %add35, ptr %arrayidx87, align 8
-  %page88 = getelementptr inbounds nuw i8, ptr %pages, i64 72
-  %19 = load ptr, ptr %page88, align 8
-  %arrayidx89 = getelementptr inbounds i64, ptr %19, i64 %found.1
-  store i64 %n.0, ptr %arrayidx89, align 8
-  %cmp90 = icmp samesign ugt i64 %size18.0, %conv77
-  br i1 %cmp90, label %cond.true92, label %cond.end97
-cond.true92:
-  %add.ptr93 = getelementptr inbounds nuw i8, ptr %add.ptr20, i64 %conv77
-  %20 = load i16, ptr %add.ptr93, align 1
-  br label %cond.end97
-cond.end97:
-  %cond98.off0 = phi i16 [ %20, %cond.true92 ], [ 0, %if.then73 ]
+  %arrayidx86 = getelementptr inbounds i64, ptr %18, i64 %found.1
+  store i64 %add34, ptr %arrayidx86, align 8
+  %page87 = getelementptr inbounds nuw i8, ptr %pages, i64 72
+  %19 = load ptr, ptr %page87, align 8
+  %arrayidx88 = getelementptr inbounds i64, ptr %19, i64 %found.1
+  store i64 %n.0, ptr %arrayidx88, align 8
+  %cmp89 = icmp samesign ugt i64 %size17.0, %conv76
+  br i1 %cmp89, label %cond.true91, label %cond.end96
+cond.true91:
+  %add.ptr92 = getelementptr inbounds nuw i8, ptr %add.ptr19, i64 %conv76
+  %20 = load i16, ptr %add.ptr92, align 1
+  br label %cond.end96
+cond.end96:
+  %cond97.off0 = phi i16 [ %20, %cond.true91 ], [ 0, %if.then72 ]
   %numbers = getelementptr inbounds nuw i8, ptr %pages, i64 80
   %21 = load ptr, ptr %numbers, align 8
   %inc = add nsw i64 %found.1, 1
-  %arrayidx100 = getelementptr inbounds i16, ptr %21, i64 %found.1
-  store i16 %cond98.off0, ptr %arrayidx100, align 2
-  br label %if.end101
-if.end101:
-  %found.2 = phi i64 [ %inc, %cond.end97 ], [ %found.1, %if.end68 ]
-  %add.ptr102 = getelementptr inbounds nuw i8, ptr %add.ptr20, i64 %size18.0
-  br label %for.cond11
+  %arrayidx99 = getelementptr inbounds i16, ptr %21, i64 %found.1
+  store i16 %cond97.off0, ptr %arrayidx99, align 2
+  br label %if.end100
+if.end100:
+  %found.2 = phi i64 [ %inc, %cond.end96 ], [ %found.1, %if.end67 ]
+  %add.ptr101 = getelementptr inbounds nuw i8, ptr %add.ptr19, i64 %size17.0
+  br label %for.cond10
 for.inc:
-  %inc103 = add i64 %n.0, 1
+  %inc102 = add i64 %n.0, 1
   br label %for.cond
 return:
-  %retval.0 = phi i64 [ -1, %if.end63 ], [ -1, %for.body ], [ -1, %if.then23 ], [ -1, %cond.end53 ], [ %found.0, %for.cond ]
+  %retval.0 = phi i64 [ -1, %if.end62 ], [ -1, %for.body ], [ -1, %if.then22 ], [ -1, %cond.end52 ], [ %found.0, %for.cond ]
   ret i64 %retval.0
 }
 define dso_local i64 @pages_copy(ptr %data, ptr %at, ptr %sizes, ptr %numbers, i64 %count, ptr %events, ptr %all) #0 {

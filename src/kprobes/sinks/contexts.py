@@ -1,7 +1,6 @@
 """Tasks, CPUs and contexts of events, as they are shown: they repeat, and are shown once each."""
 
 from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 
 from kprobes.model.definition import TGID
 from kprobes.model.events import Batch, Column
-from kprobes.native.library import Function, function, is_worth
+from kprobes.native.library import function, function_for
 from kprobes.native.lines import Texts
 
 _REMEMBERED = 1 << 14
@@ -60,6 +59,8 @@ def _tgids(batch: Batch) -> Column | int:
 
 
 _KEYS = np.dtype([(name, "u8") for name in ("known", "count", "room", "slots", "mask")])
+_CODE = "keys", "keys_code", 5
+"""What codes them in C."""
 _ROOM = 1 << 10
 """Keys that there is room for at first."""
 _RUN = 4
@@ -92,7 +93,7 @@ class Keys:
     def of(self, rows: NDArray[np.uint64]) -> NDArray[np.int32]:
         """Return the codes of rows, shape (n, words), in C's order; new ones are known then."""
         if not len(self._slots):
-            if not is_worth(len(rows)):
+            if function_for(len(rows), *_CODE) is None:
                 return self._by_python(rows)
             self._make_slots()
         return self._by_c(rows)
@@ -126,7 +127,7 @@ class Keys:
         state = np.array([places], _KEYS)
         words = known.shape[1]
         given = rows.ctypes.data, words, len(rows), codes.ctypes.data
-        done = _code_keys()(state.ctypes.data, *given)
+        done = function(*_CODE)(state.ctypes.data, *given)
         self._count = int(state["count"][0])
         return done
 
@@ -155,8 +156,3 @@ def _as_bytes(rows: NDArray[np.uint64]) -> list[bytes]:
     rows = np.ascontiguousarray(rows)
     found: list[bytes] = rows.view(f"V{8 * rows.shape[1]}")[:, 0].tolist()
     return found
-
-
-@cache
-def _code_keys() -> Function:
-    return function("keys", "keys_code", 5)

@@ -40,6 +40,7 @@ from kprobes.sinks.names import (
     Shown,
     TraceSource,
     flags,
+    shown_strings,
     shown_texts,
     write_in_order,
 )
@@ -131,7 +132,7 @@ def shown(field: Field, values: Column | Strings, faulted: Mask | None, names: N
     if field.storage is Storage.STACK:
         return b"%b", [shown_texts(values, partial(_stack, names))]
     if isinstance(values, Strings) or field.storage is Storage.COMM:
-        return _strings(field, values)
+        return shown_strings(field, values, _text, b"[%b]")
     bad = faulted if faulted is not None and faulted.any() else None
     name = _named(field, names)
     form = _number_form(field, names) if name is None else b"%b"
@@ -178,13 +179,6 @@ def _array(field: Field, form: bytes, name: Name | None, values: Column) -> Show
 
 def _column(values: Column, name: Name | None) -> Cells:
     return values if name is None else list(map(name, values.tolist()))
-
-
-def _strings(field: Field, values: Column | Strings) -> Shown:
-    if field.count is None:
-        return b"%b", [shown_texts(values, _text)]
-    columns = [shown_texts(values[:, i], _text) for i in range(field.count)]
-    return b"[%b]" % b",".join([b"%b"] * field.count), columns
 
 
 def _text(value: bytes | None) -> bytes:

@@ -29,7 +29,7 @@ from kprobes.model.resolved import (
 )
 from kprobes.model.strings import Strings
 from kprobes.model.text_options import DEFAULTS, TextOptions
-from kprobes.native.library import is_worth
+from kprobes.native.library import function_for
 from kprobes.native.lines import Cells, Lines, Texts, in_order
 
 BH_SINCE = (5, 18)
@@ -116,6 +116,23 @@ def shown_texts(column: Column | Strings, show: Callable[[bytes | None], bytes])
     return Texts(codes=codes, table=list(map(show, table)))
 
 
+def shown_strings(
+    field: Field, column: Column | Strings, show: Callable[[bytes | None], bytes], row: bytes
+) -> Shown:
+    """Return how a field of texts is shown, new.
+
+    Args:
+        field: from the layout.
+        column: shape (n,), or (n, elements) for an array, only read.
+        show: as that of ``shown_texts``.
+        row: the %-format of an array's elements, which are joined by commas.
+    """
+    if field.count is None:
+        return b"%b", [shown_texts(column, show)]
+    columns = [shown_texts(column[:, i], show) for i in range(field.count)]
+    return row % b",".join([b"%b"] * field.count), columns
+
+
 def write_in_order(out: BinaryIO, events: Events, form: Format) -> None:
     """Write the lines of events, oldest first.
 
@@ -124,7 +141,8 @@ def write_in_order(out: BinaryIO, events: Events, form: Format) -> None:
         events: that are shown.
         form: how those of a batch are.
     """
-    window = LARGE_WINDOW if is_worth(0) else WINDOW
+    is_by_c = function_for(0, "lines", "lines_format", 5) is not None
+    window = LARGE_WINDOW if is_by_c else WINDOW
     for start in range(0, len(events), window):
         which = events.batch[start : start + window]
         rows = events.row[start : start + window]

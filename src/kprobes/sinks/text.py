@@ -27,6 +27,7 @@ from kprobes.sinks.names import (
     Shown,
     TraceSource,
     flags,
+    shown_strings,
     shown_texts,
     write_in_order,
 )
@@ -114,7 +115,7 @@ def shown(field: Field, values: Column | Strings, faulted: Mask | None, names: N
     if isinstance(values, Strings):
         if field.storage is Storage.STACK:
             return b"%b", [shown_texts(values, lambda stack: names.stack_text(stack or b""))]
-        return _strings(field, values)
+        return shown_strings(field, values, _quoted, b"{%b}")
     bad = faulted if faulted is not None and faulted.any() else None
     match field.storage:
         case Storage.TEXT:
@@ -127,9 +128,9 @@ def shown(field: Field, values: Column | Strings, faulted: Mask | None, names: N
                 columns = _unnamed(field, columns, bad)
             return form, columns
         case Storage.NUMBER:
-            return _strings(field, _symbols(values, bad, names))
+            return shown_strings(field, _symbols(values, bad, names), _quoted, b"{%b}")
         case _:
-            return _strings(field, values)
+            return shown_strings(field, values, _quoted, b"{%b}")
 
 
 def _durations(values: Column, bad: Mask | None) -> Shown:
@@ -179,13 +180,6 @@ def _symbols(values: Column, bad: Mask | None, names: Names) -> Column:
     if bad is not None:
         found[bad] = None
     return found
-
-
-def _strings(field: Field, values: Column | Strings) -> Shown:
-    if field.count is None:
-        return b"%b", [shown_texts(values, _quoted)]
-    columns = [shown_texts(values[:, i], _quoted) for i in range(field.count)]
-    return b"{%b}" % b",".join([b"%b"] * field.count), columns
 
 
 def _quoted(value: bytes | None) -> bytes:
