@@ -1,6 +1,7 @@
 """A stopped guest for tests: scattered pages, ftrace sites, an arena, a stub that fails."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -12,7 +13,7 @@ from kprobes.arch.x86_64.arch import X86_64
 from kprobes.arch.x86_64.machine import TASK_SIZE
 from kprobes.arch.x86_64.paging import PageTables
 from kprobes.errors import GuestGoneError, MemoryFault
-from kprobes.guest.arena import NOTIFIER_SIZE, Arena, data_size
+from kprobes.guest.arena import HEAD_SIZE, Arena, data_size
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.release import CodeMemory
 from kprobes.model.plan import Plan
@@ -59,6 +60,9 @@ class FakeStub:
     dies_at: int | None = None
     before_write: Callable[[int, bytes], None] = _nothing
     writes: int = 0
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def read_physical(self, addr: int, size: int) -> bytes:
         self._must_live()
@@ -138,7 +142,7 @@ def make_arena() -> Arena:
     """Return the arena that ``make_memory`` has room for."""
     return Arena(
         notifier=Addr(CODE + PREAMBLE_SIZE),
-        code=CodeMemory(addr=Addr(CODE + NOTIFIER_SIZE), size=_CODE_SIZE - NOTIFIER_SIZE),
+        code=CodeMemory(addr=Addr(CODE + HEAD_SIZE), size=_CODE_SIZE - HEAD_SIZE),
         data=Addr(DATA),
         percpu=0x100,
         bases=PERCPU,

@@ -25,6 +25,11 @@ SYMBOLS = [
     symbol("twice", TEXT + 0x680),
     symbol("cleanup_module", TEXT + 0x700, module="fuse"),
     symbol("jiffies", TEXT + 0x8000, type="D"),
+    symbol("__traceiter_opened", TEXT + 0x780),
+    symbol("__tracepoint_opened", TEXT + 0x8100, type="D"),
+    symbol("__traceiter_fuse_opened", TEXT + 0x7A0, module="fuse"),
+    symbol("__tracepoint_fuse_opened", TEXT + 0x8180, type="D", module="fuse"),
+    symbol("__traceiter_nowhere", TEXT + 0x7C0),
     symbol("this_cpu_off", 0x1A000, type="d"),
     symbol("runqueues", 0x2F000, type="d"),
 ]
@@ -69,6 +74,7 @@ def builder() -> BtfBuilder:
     b.struct("odd_holder", 8, [("bit", uint, 1 << 24 | 1)], flag=True)
     vfs_read = [("file", file_ptr), ("buf", b.ptr(char)), ("count", ulong), ("mode", mode)]
     b.func("vfs_read", b.int_("ssize_t", 8), [*vfs_read, ("c", schar)])
+    b.func("__traceiter_opened", int_, [("__data", void_ptr), ("file", file_ptr), ("flags", uint)])
     b.func("void_fn", 0, [])
     b.func("many", char_ptr, [(f"p{n}", ulong) for n in range(1, 9)])
     b.func("wordy", int_, [("a" * 60, int_), ("b" * 67, int_)])

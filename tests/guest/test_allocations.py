@@ -97,6 +97,20 @@ def test_a_call_of_a_journal_that_knew_no_numbers_is_read() -> None:
     assert allocations.call == old
 
 
+def test_what_no_single_call_returned_is_dropped_also_from_the_lines_alone() -> None:
+    lines: list[dict[str, Any]] = []
+    allocations = AllocationLog(lines.append)
+    point = Allocation(kind=Kind.TRACEPOINT, addr=0x7000, size=0x5010)
+    allocations.begin(lending(point))
+    allocations.end(0)
+
+    assert AllocationLog.replayed(json.loads(json.dumps(lines))).live == (point,)
+    allocations.drop(point)
+
+    assert allocations.is_empty
+    assert AllocationLog.replayed(json.loads(json.dumps(lines))).is_empty
+
+
 def test_memory_is_what_is_allocated_once() -> None:
     allocations = AllocationLog()
     for number, allocation in enumerate((DATA, CODE, ROX), 1):

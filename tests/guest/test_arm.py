@@ -17,7 +17,7 @@ from kprobes.errors import (
     TargetError,
 )
 from kprobes.guest import ftrace_records, journal
-from kprobes.guest.arena import NOTIFIER_SIZE
+from kprobes.guest.arena import HEAD_SIZE
 from kprobes.guest.arm import StagedChange, TextPatcher
 from kprobes.guest.guest import GuestMemory, InitText
 from kprobes.guest.journal import Journal
@@ -82,7 +82,7 @@ def test_programs_lie_aligned_one_after_the_other() -> None:
 
     programs, _ = patcher.linker.link(made.plans)
 
-    end = CODE + NOTIFIER_SIZE
+    end = CODE + HEAD_SIZE
     for program in programs:
         assert end <= program.entry < end + 16
         assert program.entry % 16 == 0
@@ -474,7 +474,7 @@ def test_a_site_across_a_page_border_is_patched_and_put_back() -> None:
     call = made.guest.memory.read(made.sites[0], slot.SIZE)
     patcher.disarm()
 
-    assert slot.call_target(made.sites[0], call) == CODE + NOTIFIER_SIZE
+    assert slot.call_target(made.sites[0], call) == CODE + HEAD_SIZE
     assert made.text() == before
 
 

@@ -19,7 +19,7 @@ from tests.build.kernel import TEXT, make_kernel, symbol
 
 NAMES = (
     *("set_memory_nx", "set_memory_rw", "module_memfree", "vfree", "free_percpu"),
-    "unregister_die_notifier",
+    *("unregister_die_notifier", "tracepoint_probe_unregister", "synchronize_rcu"),
 )
 ADDRS = {name: Addr(TEXT + 0x100 * n) for n, name in enumerate(NAMES)}
 KERNEL = make_kernel([symbol(name, addr) for name, addr in ADDRS.items()])
@@ -83,6 +83,20 @@ def test_the_last_that_was_allocated_goes_back_first() -> None:
         "unregister_die_notifier",
         *("free_percpu", "set_memory_nx", "set_memory_rw", "module_memfree", "vfree"),
     ]
+    assert task.allocations.is_empty
+
+
+def test_tracepoints_are_let_go_all_at_once_before_any_memory_goes_back() -> None:
+    task, names = FakeTask(-1), ("tracepoint_probe_unregister", "synchronize_rcu")
+    for addr in (0x7000, 0x7100):
+        point = Allocation(kind=Kind.TRACEPOINT, addr=addr, size=CODE + 0x100)
+        task.allocations.begin(Call(frame=1, trap=2, allocates=point))
+        task.allocations.end(0)
+
+    free(cast("Task", task), KERNEL)
+
+    assert task.called[:4] == [names[0], names[0], names[1], "unregister_die_notifier"]
+    assert task.called.count(names[1]) == 1
     assert task.allocations.is_empty
 
 

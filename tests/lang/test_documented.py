@@ -39,7 +39,7 @@ def test_the_errors_are_as_shown(block: str) -> None:
 
 
 def test_the_page_has_examples_and_every_type() -> None:
-    assert (len(_blocks("probe")), len(_blocks("wrong"))) == (5, 4)
+    assert (len(_blocks("probe")), len(_blocks("wrong"))) == (6, 4)
     assert all(f"`{word}`" in _PAGE for word in TYPES)
 
 

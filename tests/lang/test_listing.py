@@ -55,6 +55,31 @@ def test_a_listing_reads_back_as_the_same_definition(text: str) -> None:
     assert show(again) == show(found)
 
 
+@pytest.mark.parametrize(
+    ("text", "listed"),
+    [
+        ("f vfs_read", "f:fprobes/vfs_read__entry vfs_read"),
+        ("f vfs_read%return", "f:fprobes/vfs_read__exit vfs_read%return"),
+        ("f:a vfs_read $retval", "f:fprobes/a vfs_read%return arg1=$retval"),
+        ("f:g/ ext4:ext4_sync", "f:g/ext4_sync__entry ext4:ext4_sync"),
+        ("t sched_switch prev", "t:tracepoints/sched_switch sched_switch prev=prev"),
+        ("t:a/b 9p_client_req", "t:a/b 9p_client_req"),
+        ("t 9p_client_req", "t:tracepoints/_9p_client_req 9p_client_req"),
+    ],
+)
+def test_events_of_functions_and_tracepoints_have_names_and_groups_of_their_own(
+    text: str, listed: str
+) -> None:
+    assert show(read(text), cpus=2) == listed
+    assert show(read(listed), cpus=2) == listed
+
+
+def test_a_pattern_of_tracepoints_becomes_one_definition_per_iterator() -> None:
+    found = at_function(read("t sched_*"), "__traceiter_sched_switch")
+
+    assert show(found) == "t:tracepoints/sched_switch sched_switch"
+
+
 def test_a_pattern_becomes_one_definition_per_function() -> None:
     found = at_function(read("p:grp/ vfs_*+4 %di"), "vfs_read")
 

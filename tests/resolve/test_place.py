@@ -3,6 +3,7 @@
 import pytest
 
 from kprobes.errors import DefinitionError, RefusedError
+from kprobes.model.resolved import Load, RegisterValue
 from kprobes.resolve.place import find_function
 from tests.build.kernel import TEXT, make_kernel, read, symbol
 from tests.build.typed import resolved
@@ -67,10 +68,54 @@ def test_an_instruction_inside_a_function_has_registers_and_no_arguments() -> No
         resolved("p void_fn+1 a=$arg1")
 
 
+def test_a_tracepoint_is_at_its_struct_and_gives_what_comes_after_data() -> None:
+    probe = resolved("t opened file flags a=$arg2 mode=file->f_mode")
+
+    assert (probe.addr, probe.function) == (TEXT + 0x8100, TEXT + 0x780)
+    assert [each.field.name for each in probe.fetches] == ["file", "flags", "a", "mode"]
+    operands = [each.operand for each in probe.fetches]
+    assert operands[:3] == [RegisterValue(name=name) for name in ("si", "dx", "dx")]
+    assert operands[3] == Load(base=RegisterValue(name="si"), offset=0, is_user=False)
+
+
+def test_without_types_arguments_of_tracepoints_are_known_by_their_numbers() -> None:
+    (fetch,) = resolved("t opened a=$arg1", is_typed=False).fetches
+
+    assert fetch.operand == RegisterValue(name="si")
+
+
+@pytest.mark.parametrize(
+    ("marked", "code", "hint"),
+    [
+        ("t ^openned", "NO_TRACEPOINT", "did you mean opened"),
+        ("t ^vfs_read", "NO_TRACEPOINT", ""),
+        ("t opened ^__data", "NO_BTFARG", "its parameters: file flags"),
+        ("t opened ^$arg3", "NO_BTFARG", "the function has 2 parameters: file flags"),
+    ],
+)
+def test_what_a_tracepoint_is_not_is_told(marked: str, code: str, hint: str) -> None:
+    with pytest.raises(DefinitionError) as caught:
+        resolved(marked.replace("^", "", 1))
+
+    assert (caught.value.code, caught.value.column) == (code, marked.index("^"))
+    assert caught.value.hint.startswith(hint)
+
+
+def test_a_tracepoint_of_a_module_and_one_that_is_nowhere_are_refused() -> None:
+    with pytest.raises(RefusedError, match="a tracepoint of the module fuse"):
+        resolved("t fuse_opened")
+    with pytest.raises(RefusedError, match="where the tracepoint nowhere is, this kernel does not"):
+        resolved("t nowhere")
+
+
 @pytest.mark.parametrize(
     ("text", "there", "hint"),
     [
-        ("p sched_switch", "__traceiter_sched_switch", "sched_switch is a tracepoint"),
+        (
+            "p sched_switch",
+            "__traceiter_sched_switch",
+            "sched_switch is a tracepoint, not a f",
+        ),
         ("p trace_sched_switch", "__traceiter_sched_switch", "sched_switch is a tracepoint"),
         ("p _do_fork", "kernel_clone", "it is called kernel_clone in this kernel"),
         ("p kernel_clone", "_do_fork", "it is called _do_fork in this kernel"),

@@ -1,4 +1,4 @@
-"""Definitions given to the ``kprobe_events`` of a real kernel, and what it says to them."""
+"""Definitions given to a file of a real kernel's, such as ``kprobe_events``, and its answers."""
 
 import re
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ while IFS= read -r line; do
         echo "@@ case"
         echo "$answer"
         echo "@@ listing"
-        show kprobe_events
+        show $EVENTS
         echo "@@ errors"
         show error_log
-        : > kprobe_events
+        : > $EVENTS
     else
         : > error_log
-        if printf '%s\n' "$line" 2> /dev/null >> kprobe_events; then answer=yes; else answer=no; fi
+        if printf '%s\n' "$line" 2> /dev/null >> $EVENTS; then answer=yes; else answer=no; fi
     fi
 done < /cases
 """
@@ -47,8 +47,10 @@ class Verdict(Struct, frozen=True):
     column: int = -1
 
 
-def insn_verdict(cases: Sequence[str], options: MachineOptions) -> tuple[str, tuple[Verdict, ...]]:
-    """Boot a kernel and give it cases, each one or more lines of text.
+def insn_verdict(
+    cases: Sequence[str], options: MachineOptions, events: str = "kprobe_events"
+) -> tuple[str, tuple[Verdict, ...]]:
+    """Boot a kernel and give one of its files cases, each one or more lines of text.
 
     Returns:
         The kernel's release, and its verdict on each case.
@@ -65,7 +67,7 @@ def insn_verdict(cases: Sequence[str], options: MachineOptions) -> tuple[str, tu
     )
     with Machine.boot(options) as machine:
         release = machine.run("uname -r").output.decode().strip()
-        output = machine.run("sh /judge.sh", timeout_s=400).output.decode()
+        output = machine.run(f"EVENTS={events} sh /judge.sh", timeout_s=400).output.decode()
     answers = output.split("@@ case\n")[1:]
     assert len(answers) == len(cases), output[-2000:]
     return release, tuple(map(_read, answers))

@@ -7,7 +7,7 @@ import pytest
 
 from kprobes.arch.machine import FunctionCall
 from kprobes.guest.allocations import Allocation, AllocationLog, Kind
-from kprobes.guest.arena import NOTIFIER_SIZE, ArenaSize, allocate
+from kprobes.guest.arena import HEAD_SIZE, ArenaSize, allocate
 from kprobes.guest.attach import attach
 from kprobes.guest.guest import Guest
 from kprobes.guest.inject import CallInjector, Task
@@ -101,7 +101,7 @@ def test_an_arena_is_allocated_within_reach_and_given_back(
         (True, False)
     }
     assert [sum(run.size for run in found) for found in runs] == [1 * MIB] * len(pieces)
-    assert arena.code.size == 1 * MIB - NOTIFIER_SIZE
+    assert arena.code.size == 1 * MIB - HEAD_SIZE
     start, stop = guest.kernel.text
     assert max(stop, arena.code.stop) - min(start, arena.lookup[0]) < REACH[arch]
     # And its data.

@@ -41,6 +41,7 @@ from tests.build.victim import (
 )
 
 pytestmark = [pytest.mark.guest, pytest.mark.alone, pytest.mark.arches("amd64", "arm64")]
+TRACEPOINTS = "t:sw sched_switch next->pid\nt sys_enter id\nt:out sched_process_exit\n"
 LONG = pytest.mark.arches("amd64", "arm64", sweep="arm64")
 ONCE = pytest.mark.arches("amd64", "arm64", matrix="arm64")
 """Decided by journal and guardian, which both architectures have in common."""
@@ -285,6 +286,45 @@ def test_killed_before_and_after_the_journal_is_written_it_is_rolled_back(scene:
 def test_killed_in_each_call_of_the_guests_functions_it_is_left_well(scene: Scene) -> None:
     # Three or more allocations; the same freed.
     assert fail_everywhere(scene, "call") >= 6
+
+
+@pytest.mark.parametrize("point", ["call", "begun", "result"])
+def test_killed_wherever_it_switches_tracepoints_they_are_off_again(
+    scene: Scene, point: str
+) -> None:
+    # The kernel's text has what they are: its jumps and calls, which are checked each time.
+    assert fail_everywhere(scene, point, definitions=TRACEPOINTS) >= 8
+
+
+@ONCE
+def test_interrupted_wherever_it_switches_tracepoints_they_are_off_again(scene: Scene) -> None:
+    assert fail_everywhere(scene, "call", "--interrupt", definitions=TRACEPOINTS) >= 8
+
+
+def test_a_hot_tracepoint_is_off_soon_when_its_tracer_is_killed(scene: Scene) -> None:
+    with scene.tracer(TRACEPOINTS) as tracer:
+        tracer.wait_for("armed")
+        time.sleep(1)
+        assert scene.witness.changes() != []
+
+        tracer.kill()
+
+        assert scene.is_well_within(AGAIN_S) is not None, scene.witness.changes()
+
+
+def test_with_the_guardian_killed_too_tracepoints_do_nothing_until_they_are_off(
+    scene: Scene,
+) -> None:
+    with scene.tracer(TRACEPOINTS, "--ring", "65536") as tracer:
+        tracer.wait_for("armed")
+        tracer.kill_with_guardian()
+        assert scene.load.goes_on()
+    (journal,) = scene.home.journals
+    assert scene.witness.changes() != []
+
+    rescue(scene.target, journal)
+
+    assert scene.witness.changes() == []
 
 
 @ONCE

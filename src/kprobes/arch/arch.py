@@ -330,6 +330,7 @@ class PatchOps(Struct, frozen=True, kw_only=True):
             restores them, runs what is displaced and goes on after it.
         constants: registers whose value at such a hit is known, by name.
         landing_pad: what code begins with that is reached through a pointer.
+        ret: that returns from a function.
     """
 
     examine: Callable[[str, Sequence[TextPart], TextTables], Callable[[Addr], PatchOptions]]
@@ -342,6 +343,7 @@ class PatchOps(Struct, frozen=True, kw_only=True):
     detour: MakeDetour
     constants: Mapping[str, int]
     landing_pad: bytes
+    ret: bytes
 
 
 class ReturnOps(Struct, frozen=True, kw_only=True):

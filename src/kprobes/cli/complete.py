@@ -16,6 +16,7 @@ from argcomplete.completers import FilesCompleter
 
 from kprobes.cli import actions, options
 from kprobes.errors import DefinitionError, KprobesError
+from kprobes.model.definition import ITERATOR
 
 _KALLSYMS = Path("/proc/kallsyms")
 _TEXT = b"tTwW"
@@ -104,7 +105,9 @@ def _definitions(prefix: str, args: argparse.Namespace) -> Found:
     # The place, the second word.
     head, blank, name = prefix.rpartition(" ")
     if blank and " " not in head:
-        yield from (f"{head} {function}" for function in _functions(name, args))
+        start = ITERATOR if head.startswith("t") else ""
+        found = _functions(f"{start}{name}" if name else "", args)
+        yield from (f"{head} {function.removeprefix(start)}" for function in found)
 
 
 def _events(args: argparse.Namespace) -> Found:

@@ -1,4 +1,4 @@
-"""``kprobe list``: the functions that can be probed, with their typed arguments."""
+"""``kprobe list``: functions and tracepoints that can be probed, with their typed arguments."""
 
 import argparse
 from collections.abc import Generator
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from kprobes.inspect.status import Function
 
 NAME = "list"
-HELP = "list the functions that can be probed"
+HELP = "list the functions, or tracepoints, that can be probed"
 EPILOG = """\
 examples:
   kprobe list 'vfs_*'
   kprobe list -t qemu:localhost:1234 'do_sys_*' -v       # with arguments: $arg1 is the first
+  kprobe list --tracepoints 'sched_*' -v                 # with what they give, for t
   kprobe list --exits --image /boot/vmlinuz 'vfs_*' -v   # how their returns can be probed
 
 Exit status: 0 done, 1 nothing matches, 2 usage, 3 target unreachable."""
@@ -36,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-v", "--verbose", action="store_true", help="with arguments or exits")
     parser.add_argument(
         "--exits", action="store_true", help="say how each function's returns can be probed"
+    )
+    parser.add_argument(
+        "--tracepoints", action="store_true", help="list tracepoints of a guest, for t"
     )
     options.add_output(parser)
     parser.add_argument(
@@ -53,13 +57,16 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
 
     check_options(args)
     options.check_image(args)
+    if args.tracepoints and (args.exits or args.image is not None):
+        raise UsageError("--tracepoints are of a guest that runs, and return nothing")
     if args.exits:
         _write_exits(args, out)
         return 0
     if args.image is not None:
         raise UsageError("--image is for --exits")
     if args.pattern is None:
-        raise UsageError("which functions? use 'vfs_*', or '*' for all")
+        what = "tracepoints? use 'sched_*'" if args.tracepoints else "functions? use 'vfs_*'"
+        raise UsageError(f"which {what}, or '*' for all")
     _write_functions(args, out)
     return 0
 
@@ -77,6 +84,13 @@ def _probeable(args: argparse.Namespace) -> "list[Function]":
     from kprobes.cli.options import is_host
 
     is_typed = args.verbose or args.format == "json"
+    if args.tracepoints:
+        from kprobes.inspect.status import tracepoints
+
+        if is_host(args):
+            raise UsageError("tracepoints are probed in guests: --target must name one")
+        with _guest(args) as guest:
+            return tracepoints(guest.kernel, pattern=args.pattern)
     if is_host(args):
         from kprobes.cli.target import this_machine
         from kprobes.host.check import probeable_here

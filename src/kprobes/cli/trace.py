@@ -56,11 +56,13 @@ EPILOG = """\
 examples:
   kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
   kprobe trace 'r:read vfs_read got=$retval:s64' --filter 'got > 4096' -- dd if=/bin/busybox bs=64k
+  kprobe trace 't sched_switch prev=prev->comm:string next=next->comm:string' -- ls /
   kprobe trace -t qemu:localhost:1234 @probes.txt --duration 10s -o out.txt
 
-A definition is what the kernel's kprobe_events file takes:
+A definition is what the kernel's kprobe_events file takes, or dynamic_events:
   p[:[GROUP/]EVENT] FUNCTION [NAME=FETCH[:TYPE]]...         at its entry
   r[N][:[GROUP/]EVENT] FUNCTION [NAME=FETCH[:TYPE]]...      at its return, $retval what it returns
+  t[:[GROUP/]EVENT] TRACEPOINT [NAME=FETCH[:TYPE]]...       at a tracepoint
 FETCH is %REG, $argN, $stack, $stackN, $comm, @SYMBOL[+OFF], @ADDR, \\NUMBER or +|-[u]OFF(FETCH);
 TYPE is u8..u64, s8..s64, x8..x64, char, string, ustring, symbol, symstr, a bit-field or an array of
 them. FUNCTION may be a pattern such as vfs_*. The whole language: docs/reference/language.md.

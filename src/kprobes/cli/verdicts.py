@@ -254,6 +254,8 @@ def _exits(placed: Placed) -> Iterator[str]:
 
 def _site(placed: Placed, site: Site) -> str:
     layout = placed.probe.layout
+    if site.is_tracepoint:
+        return f"by a function of ours that the tracepoint at {site.addr:#x} calls"
     return f"by {site.strategy} at {layout.where} ({layout.ip:#x}): {_patch(site)}"
 
 

@@ -360,7 +360,7 @@ class Allocator:
         return CallInjector(guest.stub, guest.memory, guest.kernel, self._journal.allocations)
 
     def _rounded(self, needed: ArenaSize) -> ArenaSize:
-        code = -(-(needed.code + arenas.NOTIFIER_SIZE) // MIB) * MIB
+        code = -(-(needed.code + arenas.HEAD_SIZE) // MIB) * MIB
         instances = needed.instances + _SPARE_INSTANCES
         return replace(needed, code=max(self._size.code, code), instances=instances)
 

@@ -27,13 +27,16 @@ class Kind(StrEnum):
     PER_CPU = "per_cpu"
     NOTIFIER = "catcher"
     """A place in the guest's chain of callbacks for exceptions."""
+    TRACEPOINT = "tracepoint"
+    """A tracepoint that calls a function of ours."""
 
 
 class Allocation(Struct, frozen=True, kw_only=True):
     """One thing that was allocated in a guest.
 
     Attributes:
-        addr, size: where, in bytes; a per-CPU offset for PER_CPU.
+        addr, size: where, in bytes; a per-CPU offset for PER_CPU. Of a TRACEPOINT the address of
+            its struct, and of the function.
     """
 
     kind: Kind
@@ -127,6 +130,11 @@ class AllocationLog:
         self._write({"cancel": True})
         self._cancel()
 
+    def drop(self, allocation: Allocation) -> None:
+        """Note that the guest has something back, which no single call returned."""
+        self._write({"drop": asdict(allocation)})
+        self._drop(allocation)
+
     def keep_instances(self, instances: Sequence[InstanceTable]) -> None:
         """Note where calls will be that return to us, instead of where they were before."""
         self._write({"frames": [asdict(each) for each in instances]})
@@ -152,6 +160,8 @@ class AllocationLog:
             self._end(int(line["end"]))
         if "cancel" in line:
             self._cancel()
+        if "drop" in line:
+            self._drop(_allocation_of(line["drop"]))
         if "frames" in line:
             self.instances = tuple(_instances_of(item) for item in line["frames"])
 
@@ -165,16 +175,17 @@ class AllocationLog:
         call, self.call = self.call, None
         if call is None:
             return
-        self.live = tuple(allocation for allocation in self.live if allocation != call.returns)
+        self._drop(call.returns)
         if call.allocates is not None and not call.allocates.addr and result:
             self.live += (replace(call.allocates, addr=result),)
+
+    def _drop(self, allocation: Allocation | None) -> None:
+        self.live = tuple(each for each in self.live if each != allocation)
 
     def _cancel(self) -> None:
         call, self.call = self.call, None
         if call is not None:
-            self.live = tuple(
-                allocation for allocation in self.live if allocation != call.allocates
-            )
+            self._drop(call.allocates)
 
 
 def _line_of(call: Call) -> dict[str, Any]:

@@ -47,6 +47,11 @@ COUNTERS_SIZE = 2 * MISSED_SIZE + OVERRIDES_SIZE + LOADS_SIZE
 what hits take."""
 NOTIFIER_SIZE = 256
 """Bytes for the code of the callback for breakpoints, and what its callers look at before it."""
+LISTENERS, LISTENER_SIZE = 32, 16
+"""Of functions that tracepoints call: how many, as a session's notes have no room for any number of
+them; and bytes of one."""
+HEAD_SIZE = NOTIFIER_SIZE + LISTENERS * LISTENER_SIZE
+"""Bytes of code that are no probes': the callback's, and the functions that tracepoints call."""
 NOTES_PAGE = 4096
 UNDO_SIZE = 16 + 2 * LONGEST_PATCH
 """Of the session's notes: their beginning, and how one patch is undone; see ``guest.notes``."""
@@ -181,6 +186,11 @@ class Arena(Struct, frozen=True, kw_only=True):
         return start, Addr(start + NOTIFIER_SIZE)
 
     @property
+    def listeners(self) -> Addr:
+        """Where the functions are that tracepoints call."""
+        return self.lookup[1]
+
+    @property
     def programs(self) -> tuple[Text, ...]:
         """Where the code of probes may be: first that near the kernel's text, with trampolines."""
         near = self.code.addr, self.code.stop
@@ -224,7 +234,7 @@ def allocate(
         undo.pop_all()
     return Arena(
         notifier=Addr(code.addr + PREAMBLE_SIZE),
-        code=CodeMemory(addr=Addr(code.addr + NOTIFIER_SIZE), size=code.size - NOTIFIER_SIZE),
+        code=CodeMemory(addr=Addr(code.addr + HEAD_SIZE), size=code.size - HEAD_SIZE),
         module_code=module_code,
         data=data,
         percpu=percpu,

@@ -5,13 +5,13 @@ QEMU does not see leaves stale translated code. Each patch of text goes to the j
 compared with what planning saw at the moment of writing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
 
 from kprobes.codegen.breakpoint import hash_table, table_mask
-from kprobes.errors import GuestReplacedError, KprobesError, TargetError
+from kprobes.errors import GuestGoneError, GuestReplacedError, KprobesError, TargetError
 from kprobes.guest.arena import Arena
 from kprobes.guest.armed import FLAGS, ArmedPatch, ArmedProbe
 from kprobes.guest.ftrace_records import Records, stale_records, unloaded_text
@@ -23,6 +23,7 @@ from kprobes.guest.notifier import BreakpointNotifier
 from kprobes.guest.patches import StoppedMemory, restore_text
 from kprobes.guest.room import joined
 from kprobes.guest.stacks import restore_callers
+from kprobes.guest.tracepoints import Tracepoints
 from kprobes.model.abi import GuestAbi
 from kprobes.model.plan import Patch, Plan, Returns, Site, Strategy
 from kprobes.plan.ftrace import DISABLED
@@ -112,6 +113,7 @@ class TextPatcher:
         self._arena = arena
         self._journal = journal
         self._notifier = BreakpointNotifier(guest, arena, journal.allocations)
+        self._tracepoints = Tracepoints(guest, arena, journal.allocations)
         self._stopped = StoppedMemory(guest.stub, guest.memory.ram)
         self._sites: dict[Addr, _Armed] = {}
         self._patched = {} if patched is None else patched
@@ -172,6 +174,33 @@ class TextPatcher:
             with self._guest.stub.paused():
                 self._notifier.register()
 
+    def switch_on(self, plans: Iterable[Plan]) -> None:
+        """Switch the tracepoints on that some plans need; the guest runs.
+
+        Raises:
+            RefusedError, TargetError: as of ``Tracepoints``.
+        """
+        if self._tracepoints.switch_on(_tracepoints(plans)):
+            self.notes.change((), ())
+
+    def switch_off(
+        self, gone: Iterable[Plan], others: Iterable[Plan], warn: Callable[[str], None]
+    ) -> None:
+        """Switch those off again that some plans needed, and others do not; the guest runs.
+
+        Args:
+            gone: that are not armed any more.
+            others: that are.
+            warn: is told what stays on until the session ends, and why.
+        """
+        try:
+            if self._tracepoints.switch_off(_tracepoints(gone) - _tracepoints(others)):
+                self.notes.change((), ())
+        except GuestGoneError:
+            return
+        except TargetError as error:
+            warn(f"tracepoints stay on until the session ends: {error}")
+
     def stage(self, programs: Sequence[Program], gone: Sequence[Plan] = ()) -> StagedChange:
         """Put on the disk what leading sites to some programs will write; the guest may run.
 
@@ -187,7 +216,7 @@ class TextPatcher:
             flags = before[site.addr].flags if site.addr in before else ()
             if site.strategy is not Strategy.FTRACE:
                 flags = ()
-            elif not flags:
+            elif not flags and not site.is_tracepoint:
                 flags = tuple(_flag_patch(site, memory))
             new.append(_Armed(program=program, text=text, flags=flags))
         old = before.values()
@@ -455,18 +484,19 @@ class TextPatcher:
 
     def _undo(self, program: Program, memory: GuestMemory) -> list[ArmedPatch]:
         site = program.plan.site
-        start = self._start(site, program.entry)
+        addr = self._tracepoints.place(site.addr) if site.is_tracepoint else site.addr
+        start = self._start(site.strategy, addr, program.entry)
         filler = self._guest.arch.patch.filler * (len(site.old) - len(start))
-        patch = Patch(addr=site.addr, old=site.old, new=start + filler)
+        patch = Patch(addr=addr, old=site.old, new=start + filler)
         return _place(patch, program.plan.name, memory)
 
-    def _start(self, site: Site, entry: Addr) -> bytes:
+    def _start(self, strategy: Strategy, addr: Addr, entry: Addr) -> bytes:
         arch = self._guest.arch
-        match site.strategy:
+        match strategy:
             case Strategy.FTRACE:
-                return arch.site.branch(site.addr, entry)
+                return arch.site.branch(addr, entry)
             case Strategy.JUMP:
-                return arch.patch.jump(site.addr, entry)
+                return arch.patch.jump(addr, entry)
             case Strategy.BREAKPOINT:
                 return arch.patch.breakpoint
 
@@ -507,6 +537,10 @@ def _flags_of(sites: Iterable[_Armed], others: Iterable[_Armed] = ()) -> list[Ar
     # Those of records that the others do not have, too.
     kept = {patch for each in others for patch in each.flags}
     return [patch for each in sites for patch in each.flags if patch not in kept]
+
+
+def _tracepoints(plans: Iterable[Plan]) -> frozenset[Addr]:
+    return frozenset(plan.site.addr for plan in plans if plan.site.is_tracepoint)
 
 
 def _detours(sites: Sequence[_Armed]) -> dict[Addr, Addr]:

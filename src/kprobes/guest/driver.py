@@ -491,8 +491,10 @@ class GuestDriver:
             try:
                 if self._allocator.adapt(self.guest, patcher, prepared, wanted):
                     prepared = self._planner.plan(wanted, lost, is_anew=True)
+                patcher.switch_on(prepared.new)
                 self._patch(patcher, recorder, prepared, wanted.options)
             except BaseException:
+                patcher.switch_off(prepared.new, prepared.gone, self._warn)
                 self._allocator.take_back(self.guest, patcher, before)
                 raise
         self._allocator.soft_enable(self.guest, wanted)
@@ -501,6 +503,8 @@ class GuestDriver:
         self._recorded |= {probe.layout.event_id: probe for probe in prepared.come}
         self._planner.keep(prepared, wanted.options)
         self.wanted, self._site_costs = wanted, None
+        if self._patcher is not None:
+            self._patcher.switch_off(prepared.gone, prepared.new, self._warn)
 
     def _patch(
         self, patcher: TextPatcher, recorder: Recorder, prepared: Prepared, options: Options

@@ -256,8 +256,9 @@ class Linker:
 
     def _link_near(self, plan: Plan) -> Program:
         # From its code a branch leads after the site.
-        reach = self._arch.reach
-        aways = [area.away(plan.site.addr) for area in self.pool.areas]
+        reach, site = self._arch.reach, plan.site
+        place = self._arena.listeners if site.is_tracepoint else site.addr
+        aways = [area.away(place) for area in self.pool.areas]
         near = [area for area, away in zip(self.pool.areas, aways, strict=True) if away <= reach]
         if not near:
             raise RefusedError(

@@ -155,7 +155,7 @@ class OverrideResolver:
             raise UsageError(f"too many overrides: at most {MAX_OVERRIDES} in a session")
         probe = self._probe(place, options)
         function = self._kernel.symbols.at(probe.function)
-        if function is None or self._places.locate(function) != probe.layout.ip:
+        if function is None or self._places.locate(function) != probe.addr:
             raise RefusedError(f"{place} is not where a function begins: only there it is skipped")
         check_text(self._kernel, function.addr)
         # Of the names that the function has the one that was given is meant.

@@ -2,7 +2,7 @@
 
 The events that a guest's own kernel has: no kprobe event may take the name of one.
 
-Its own kprobe events are left out: ours are not among them, and may be the same.
+Its own events of probes are left out: ours are not among them, and may be the same.
 
     LIST_HEAD(ftrace_events);           // through trace_event_call.list
     struct trace_event_call { struct list_head list; struct trace_event_class *class;
@@ -38,10 +38,10 @@ from kprobes.guest.text import (
 from kprobes.guest.tracers import GuestProbes
 from kprobes.image.tables import read_tables
 from kprobes.lang.listing import at_function
-from kprobes.lang.names import DEFAULT_GROUP
+from kprobes.lang.names import DEFAULT_GROUPS
 from kprobes.lang.parser import parse_prefix
 from kprobes.model.codes import Code, rejection
-from kprobes.model.definition import Definition, Kind
+from kprobes.model.definition import Definition, EventType, Kind
 from kprobes.model.kernel import Kernel, Symbol, Types, place_of
 from kprobes.model.plan import LONGEST_PATCH, Site, Strategy
 from kprobes.model.resolved import Resolved
@@ -49,15 +49,18 @@ from kprobes.plan import ftrace
 from kprobes.plan.ftrace import Sites
 from kprobes.plan.strategy import Wish
 from kprobes.ports import Memory
-from kprobes.resolve.place import Locate, find_target
+from kprobes.resolve.place import Locate, find_function, find_target
 from kprobes.resolve.resolve import check_parameters, check_variables, resolve, resolve_arguments
 from kprobes.units import Addr
 
 _MANY = 64
 """Sites that are looked at together."""
+_STUB = "__probestub_"
+"""Before a tracepoint's name: what the kernel's own event of it is at, since 6.5."""
 _MAX_EVENTS = 1 << 16
 _MAX_NAME = 64
 _TRACEPOINT, _KPROBE = "TRACE_EVENT_FL_TRACEPOINT", "TRACE_EVENT_FL_KPROBE"
+_FPROBE = "TRACE_EVENT_FL_FPROBE"
 _CALL, _CLASS, _POINT = "trace_event_call", "trace_event_class", "tracepoint"
 
 Name = tuple[str, str]
@@ -73,7 +76,7 @@ class _Layout(Struct, frozen=True, kw_only=True):
     system: int
     point_name: int
     is_tracepoint: int
-    is_kprobe: int
+    is_own: int
 
 
 def read_events(memory: Memory, kernel: Kernel) -> frozenset[Name]:
@@ -89,7 +92,9 @@ def read_events(memory: Memory, kernel: Kernel) -> frozenset[Name]:
 
 
 def _layout(types: Types) -> _Layout:
-    flags = types.offset(_CALL, "flags")
+    flags, is_own = types.offset(_CALL, "flags"), types.enumerator(_KPROBE)
+    with suppress(UnknownTypeError):
+        is_own |= types.enumerator(_FPROBE)
     return _Layout(
         list=types.offset(_CALL, "list"),
         event_class=types.offset(_CALL, "class"),
@@ -99,7 +104,7 @@ def _layout(types: Types) -> _Layout:
         system=types.offset(_CLASS, "system"),
         point_name=types.offset(_POINT, "name"),
         is_tracepoint=types.enumerator(_TRACEPOINT),
-        is_kprobe=types.enumerator(_KPROBE),
+        is_own=is_own,
     )
 
 
@@ -117,7 +122,7 @@ def _name(memory: Memory, layout: _Layout, call: int) -> Name | None:
     try:
         data = memory.read(call, layout.size)
         flags = _word(data, layout.flags, 4)
-        if flags & layout.is_kprobe:
+        if flags & layout.is_own:
             return None
         system = _pointer(memory, _word(data, layout.event_class) + layout.system)
         name = _word(data, layout.name)
@@ -154,7 +159,7 @@ def first_kernel_error(
     """Return what a kernel finds first in a definition that has an error in its text.
 
     It looks up the place, then all words that stand for parameters, and then variables, types and
-    members of what stands before the error, as it reads.
+    members of what stands before the error, as it reads; of ``f`` and ``t`` the place last.
     """
     prefix = parse_prefix(error.command, registers=arch.registers)
     if prefix is None:
@@ -165,6 +170,9 @@ def first_kernel_error(
         resolve_arguments(prefix.read, kernel, arch, target)
         check_variables(prefix.with_variable, kernel, arch, target)
     except DefinitionError as first:
+        is_place_last = prefix.read.type is not EventType.KPROBE
+        if is_place_last and first.code in (Code.BAD_PROBE_ADDR.name, Code.NO_TRACEPOINT.name):
+            return error
         for note in getattr(error, "__notes__", ()):
             first.add_note(note)
         return first
@@ -231,7 +239,7 @@ class Places:
         self._check()
         if not definition.place.is_glob:
             return [definition]
-        pattern, module = definition.place.symbol, definition.place.module
+        pattern, module = definition.function, definition.place.module
         symbols = self.kernel.symbols
         is_there = [s for s in symbols.glob(pattern) if s.module == (module or s.module)]
         found = [symbol for symbol in is_there if symbol.is_text]
@@ -268,9 +276,11 @@ class Places:
         self._check()
         kernel, arch = self.kernel, self.arch
         resolved = resolve(definition, kernel, arch, event_id=event_id, locate=self.locate)
+        if definition.type is not EventType.KPROBE:
+            resolved = self._as_traced(resolved)
         name = definition.group, definition.event
         # Only others' events are in other groups; reading the kernel's takes a tenth of a second.
-        if definition.group != DEFAULT_GROUP and name in self._events():
+        if definition.group not in DEFAULT_GROUPS.values() and name in self._events():
             raise rejection(Code.EVENT_EXIST, command=definition.command, column=0)
         return resolved
 
@@ -282,6 +292,20 @@ class Places:
         """Return where a probe at a function's entry is."""
         site = ftrace.locate(function, self.sites, self.arch.site)
         return first(function, self.text, self.arch.patch) if site is None else site
+
+    def _as_traced(self, probe: Resolved) -> Resolved:
+        ip, function = self._traced(probe.definition, find_function(probe.definition, self.kernel))
+        where = function.place(ip)
+        layout = replace(probe.layout, ip=ip, where=where, function=function.name)
+        return replace(probe, layout=layout)
+
+    def _traced(self, definition: Definition, function: Symbol) -> tuple[Addr, Symbol]:
+        # As register_fprobe_ips() has it, the address is that of the function tracer's site.
+        if definition.type is EventType.TRACEPOINT:
+            stub = self.kernel.symbols.find(f"{_STUB}{definition.place.symbol}")
+            function = stub or function
+        site = ftrace.site_of(function.addr, self.sites, self.arch.site)
+        return self.locate(function) if site is None else site, function
 
     def ftrace_site(self, addr: Addr) -> Addr | None:
         """Return the ftrace site at an address, or that of the function entered there, or None."""
@@ -317,6 +341,10 @@ class Places:
             idle = ftrace.idle_sites(own, instructions.memory, self.sites, self.arch.site)
 
         def find_site(addr: Addr, definition: Definition | None = None) -> Site:
+            if definition is not None and definition.type is EventType.TRACEPOINT:
+                function = find_function(definition, self.kernel)
+                shown, _ = self._traced(definition, function)
+                return ftrace.tracepoint_site(addr, shown, self.arch.site)
             try:
                 return idle.get(addr) or self._site(addr, wish, instructions)
             except NoBoundaryError as error:
@@ -390,7 +418,7 @@ class Places:
 
         It takes the text as it is now.
         """
-        function = self.kernel.symbols.at(probe.layout.ip)
+        function = self.kernel.symbols.at(probe.addr)
         if probe.definition.kind is not Kind.RETURN or function is None:
             return None
         return Prover(self.text, self.arch.patch).classify(function)

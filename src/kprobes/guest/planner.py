@@ -292,7 +292,7 @@ class _Change:
         table = dict[Addr, tuple[Override, ...]]()
         for override in overrides:
             if self._is_there(override.probe, lost):
-                at = override.probe.layout.ip
+                at = override.probe.addr
                 table[at] = (*table.get(at, ()), override)
         before = set(self._state.overrides)
         self._dirty |= _replace(self._state.overrides, table)
@@ -318,7 +318,7 @@ class _Change:
         self._functions |= _replace(state.return_upcalls, _by_addr(at_returns))
 
     def _is_there(self, probe: Resolved, lost: Sequence[Text], module: str | None = None) -> bool:
-        kernel, at = self._guest.kernel, probe.layout.ip
+        kernel, at = self._guest.kernel, probe.addr
         symbol = kernel.symbols.at(at)
         if symbol is None or symbol.addr != probe.function or module not in (None, symbol.module):
             return False
@@ -380,7 +380,7 @@ class _Change:
             return
         found = with_options(probe, self._guest, self._tasks, trigger=self._options.trigger)
         table, dirty = self._table(single)
-        at, placed = probe.layout.ip, (single.sequence, found)
+        at, placed = probe.addr, (single.sequence, found)
         others = table.get(at, ())
         table[at] = tuple(sorted((*others, placed), key=itemgetter(0))) if others else (placed,)
         dirty[at] = None
@@ -393,7 +393,7 @@ class _Change:
         if probe is None:
             return
         table, dirty = self._table(single)
-        at = probe.layout.ip
+        at = probe.addr
         _set(table, at, tuple(each for each in table.get(at, ()) if each[0] != single.sequence))
         dirty[at] = None
         self._state.may_go.pop(single.event_id, None)

@@ -27,7 +27,7 @@ from kprobes.guest.stacks import each_task
 from kprobes.lang.filter import FOLLOWED, parse_filter
 from kprobes.lang.filter_value import Known
 from kprobes.lang.hist import parse_hist
-from kprobes.model.definition import Definition
+from kprobes.model.definition import Definition, EventType
 from kprobes.model.filter import Filter, every
 from kprobes.model.hist import HistTable
 from kprobes.model.kernel import span_of
@@ -260,8 +260,9 @@ class Resolver:
                 check_alike(other, probe)
                 break
         start, stop = self.places.kernel.text
-        single.probe, single.module = probe, self._module(probe.layout.ip)
-        single.may_go = not start <= probe.layout.ip < stop
+        single.probe, single.module = probe, self._module(probe.addr)
+        is_tracepoint = definition.type is EventType.TRACEPOINT
+        single.may_go = not is_tracepoint and not start <= probe.addr < stop
 
     def compare_without(self, deleted: Iterable[Definition]) -> None:
         """Have new definitions not compared with some, which are forgotten when all is well."""

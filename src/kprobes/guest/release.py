@@ -10,16 +10,16 @@ from a cache of large pages, 2e45474ab14f ("execmem: add support for cache of la
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import assert_never
 
 from msgspec import Struct
 
 from kprobes.arch.machine import CodeRequest, FunctionCall
-from kprobes.errors import TargetError
+from kprobes.errors import FormatError, MemoryFault, TargetError, UnknownTypeError
 from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.boot import has_code_memory
-from kprobes.guest.guest import Guest
+from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.inject import CallInjector, Task
 from kprobes.guest.journal import Journal
 from kprobes.guest.kernel_abi import first_of
@@ -130,6 +130,9 @@ def _page_size(task: Task) -> int:
     return task.trap.info.page_size(task.memory)
 
 
+# struct tracepoint { ...; struct tracepoint_func *funcs; };     // up to one whose func is NULL
+# struct tracepoint_func { void *func; void *data; int prio; };
+_LISTENER, _MOST_LISTENERS = 24, 256
 _PATIENCE_S = 2.0
 _FOR_EXIT = "waiting until no task of the guest is inside the probes' code, which is freed then"
 _FOR_TASK = (
@@ -266,15 +269,62 @@ def free(task: Task, kernel: Kernel, live: Iterable[Allocation] | None = None) -
     """
     # Interrupted in the middle of a call: what it allocates is freed, too.
     _come_back(task)
+    found = list(task.allocations.live if live is None else live)
+    points = [each for each in found if each.kind is Kind.TRACEPOINT]
     with ExitStack() as all_of_it:
         all_of_it.callback(_come_back, task)
-        for allocation in task.allocations.live if live is None else live:
-            all_of_it.callback(_free, task, kernel, allocation)
+        for allocation in found:
+            if allocation.kind is not Kind.TRACEPOINT:
+                all_of_it.callback(_free, task, kernel, allocation)
+        # First, and all at once: to wait until nobody is on the way to our code takes a while.
+        all_of_it.callback(_switch_off, task, kernel, points)
 
 
 def _come_back(task: Task) -> None:
     if task.is_calling:
         task.finish(_PATIENCE_S)
+
+
+def _switch_off(task: Task, kernel: Kernel, points: Sequence[Allocation]) -> None:
+    try:
+        _let_go(task, kernel, points)
+    except KeyboardInterrupt:
+        _come_back(task)
+        _let_go(task, kernel, [each for each in points if each in task.allocations.live])
+        raise
+
+
+def _let_go(task: Task, kernel: Kernel, points: Sequence[Allocation]) -> None:
+    # Nothing of ours is called any more then, and nobody is on the way there.
+    if not points:
+        return
+    _come_back(task)
+    for each in points:
+        if _listens(task.memory, kernel, each):
+            unregister = first_of(kernel, "tracepoint_probe_unregister")
+            task.call(unregister, each.addr, each.size, each.size)
+    # tracepoint_synchronize_unregister(), of all releases: each waits for other tracepoints.
+    task.call(first_of(kernel, "synchronize_rcu"))
+    srcu, wait = map(kernel.symbols.find, ("tracepoint_srcu", "synchronize_srcu"))
+    if srcu is not None and wait is not None:
+        task.call(wait.addr, srcu.addr)
+    if (sleeping := kernel.symbols.find("synchronize_rcu_tasks_trace")) is not None:
+        task.call(sleeping.addr)
+    for each in points:
+        task.allocations.drop(each)
+
+
+def _listens(memory: GuestMemory, kernel: Kernel, point: Allocation) -> bool:
+    # The kernel complains of one to unregister that is not there; where nothing tells, it is.
+    with suppress(UnknownTypeError, FormatError, MemoryFault):
+        if kernel.types is not None:
+            at = memory.u64(point.addr + kernel.types.offset("tracepoint", "funcs"))
+            for _ in range(_MOST_LISTENERS):
+                found = memory.u64(at) if at else 0
+                if found in (0, point.size):
+                    return found != 0
+                at += _LISTENER
+    return True
 
 
 def _free(task: Task, kernel: Kernel, allocation: Allocation) -> None:
@@ -288,6 +338,13 @@ def _free(task: Task, kernel: Kernel, allocation: Allocation) -> None:
         raise
 
 
+_FREE = {
+    Kind.DATA: "vfree",
+    Kind.NOTIFIER: "unregister_die_notifier",
+    Kind.PER_CPU: "free_percpu",
+}
+
+
 def _free_once(task: Task, kernel: Kernel, allocation: Allocation) -> None:
     _come_back(task)
     match allocation.kind:
@@ -299,13 +356,10 @@ def _free_once(task: Task, kernel: Kernel, allocation: Allocation) -> None:
                 if rox.kind is Kind.ROX and rox.addr == allocation.addr:
                     set_rw(task, kernel, rox)
             free_code(task, kernel, allocation)
-        case Kind.DATA:
-            task.call(first_of(kernel, "vfree"), allocation.addr, returns=allocation)
-        case Kind.NOTIFIER:
-            task.call(
-                first_of(kernel, "unregister_die_notifier"), allocation.addr, returns=allocation
-            )
-        case Kind.PER_CPU:
-            task.call(first_of(kernel, "free_percpu"), allocation.addr, returns=allocation)
+        case Kind.TRACEPOINT:
+            _let_go(task, kernel, [allocation])
+        case Kind.DATA | Kind.NOTIFIER | Kind.PER_CPU:
+            function = first_of(kernel, _FREE[allocation.kind])
+            task.call(function, allocation.addr, returns=allocation)
         case _:
             assert_never(allocation.kind)

@@ -42,7 +42,7 @@ class HostPlaces:
         """
         if not definition.place.is_glob:
             return [definition]
-        pattern, module = definition.place.symbol, definition.place.module
+        pattern, module = definition.function, definition.place.module
         symbols = self._kernel.symbols
         found = [s for s in symbols.glob(pattern) if s.is_text and s.module == (module or s.module)]
         # A name of two functions cannot be probed by name; two names of one function are one.

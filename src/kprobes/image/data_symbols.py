@@ -91,7 +91,7 @@ _PAGE = 4096
 _SAMPLES = 16
 _MAX_HZ = 1000
 _TRACE_HEAD = 64
-_NAME = 16
+_NAME, _TRACEPOINT = 16, 64
 _MAX_TRACERS = 1 << 10
 _SYSTEM = re.compile(rb"[\w-]+(\0|$)")
 
@@ -138,6 +138,7 @@ def with_data_symbols(
     tables = {exceptions(info, version_of(build.release)): _EXCEPTIONS, **_TABLES}
     for table, functions in (tables | _BOOT if is_file else tables).items():
         found |= lookup.table(table, functions)
+    found |= lookup.tracepoints()
     return build.with_data(found)
 
 
@@ -160,6 +161,33 @@ class _Lookup:
             if start < stop and self._is(test, start):
                 return {table.start: start, table.stop: stop}
         return {}
+
+    def tracepoints(self) -> Mapping[str, int]:
+        # tracepoint_ptr_t __start___tracepoints_ptrs[], __stop_...: addresses, or offsets to them;
+        # struct tracepoint { const char *name; ... };
+        for start, stop in permutations(self._named_by((b"for_each_kernel_tracepoint",)), 2):
+            if 0 < stop - start <= MAX_SIZE:
+                for places in (self._offsets(start, stop), self._addresses(start, stop)):
+                    with suppress(MemoryFault, ValueError):
+                        return dict(self._named(places))
+        return {}
+
+    def _offsets(self, start: int, stop: int) -> Iterator[int]:
+        for at in range(start, stop, 4):
+            yield at + _s32(self._memory, at)
+
+    def _addresses(self, start: int, stop: int) -> Iterator[int]:
+        for at in range(start, stop, 8):
+            yield _u64(self._memory, at)
+
+    def _named(self, places: Iterable[int]) -> Iterator[tuple[str, int]]:
+        for place in places:
+            name, end, _ = self._memory.read(_u64(self._memory, place), _TRACEPOINT).partition(
+                b"\0"
+            )
+            if not end or self._build.address(b"__traceiter_" + name) is None:
+                raise ValueError("not the name of a tracepoint")
+            yield f"__tracepoint_{name.decode()}", place
 
     def _after(self, named: Iterable[int]) -> Iterator[tuple[int, int]]:
         # struct alt_region { struct alt_instr *begin, *end; };   // arm64: kernel/alternative.c

@@ -371,7 +371,7 @@ class _ByPatching:
             )
             return self._place_returns(probes, planner)
         return tuple(
-            Placed(probe=probe, site=self._find_site(probe.layout.ip, probe.definition))
+            Placed(probe=probe, site=self._find_site(probe.addr, probe.definition))
             for probe in probes
         )
 
@@ -399,7 +399,7 @@ class _ByPatching:
         return tuple(placed)
 
     def _place_return(self, probe: Resolved, planner: ReturnPlanner) -> Placed:
-        entry = probe.layout.ip
+        entry = probe.addr
         returns, roles = planner.plan(entry, [probe])
         if not roles:
             raise RefusedError(f"{probe.layout.function} never returns")

@@ -11,12 +11,14 @@ from enum import StrEnum
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kprobes.arch.arch import FtraceInfo
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.guest.armed import FLAGS, ArmedPatch
 from kprobes.guest.journal import Entry
+from kprobes.model.definition import ITERATOR
 from kprobes.model.kernel import Kernel, Prototype, Symbol
 from kprobes.plan.ftrace import DISABLED, known_sites
 from kprobes.ports import Memory
@@ -238,6 +240,34 @@ def probeable(
         Function(symbol=symbol, prototype=_prototype(kernel, symbol) if is_typed else None)
         for symbol in chosen
     ]
+
+
+def tracepoints(kernel: Kernel, *, pattern: str) -> list[Function]:
+    """Return the tracepoints that match a shell pattern and can be probed, by name.
+
+    Args:
+        kernel: that has them.
+        pattern: a name or a shell pattern.
+
+    Returns:
+        Each with its name as that of a function, and what it gives as parameters of that.
+
+    Raises:
+        TargetError: none is left.
+    """
+    found = [s for s in kernel.symbols.glob(f"{ITERATOR}{pattern}") if not s.module]
+    if not found:
+        raise TargetError(f"no tracepoint matches {pattern!r} in {kernel.release}")
+    return sorted((_tracepoint(kernel, each) for each in found), key=lambda each: each.symbol.name)
+
+
+def _tracepoint(kernel: Kernel, iterator: Symbol) -> Function:
+    symbol = replace(iterator, name=iterator.name.removeprefix(ITERATOR))
+    prototype = _prototype(kernel, iterator)
+    if prototype is not None:
+        # The first is whoever listens.
+        prototype = replace(prototype, parameters=prototype.parameters[1:], returns="void")
+    return Function(symbol=symbol, prototype=prototype)
 
 
 def _prototype(kernel: Kernel, symbol: Symbol) -> Prototype | None:

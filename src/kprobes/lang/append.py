@@ -10,6 +10,7 @@ from kprobes.model.definition import (
     AllParameters,
     Definition,
     Deletion,
+    EventType,
     FetchArg,
     Member,
     Parameter,
@@ -196,7 +197,9 @@ def _with_name(definition: Definition) -> str:
 
 
 def _check_alike(old: Definition, new: Definition) -> None:
-    if old.kind is not new.kind:
+    if (old.type is EventType.KPROBE) != (new.type is EventType.KPROBE):
+        raise rejection(Code.EVENT_EXIST, command=new.command, column=0)
+    if (old.kind, old.type) != (new.kind, new.type):
         raise rejection(Code.DIFF_PROBE_TYPE, command=new.command, column=0)
     at = _first_difference(old.args, new.args)
     if at is not None:

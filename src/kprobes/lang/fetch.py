@@ -21,6 +21,7 @@ from kprobes.model.definition import (
     Comm,
     CurrentTask,
     Deref,
+    EventType,
     Fetch,
     Immediate,
     Member,
@@ -421,6 +422,9 @@ def read_fetch(token: Token, context: ParseContext) -> Reading:
 
 def _register(token: Token, context: ParseContext) -> Reading:
     name = token.text[1:]
+    if context.type is not EventType.KPROBE:
+        hint = "registers are known to p and r; here there are $argN, NAME and $stackN"
+        raise token.error(Code.BAD_VAR, hint=hint)
     if name not in context.registers:
         raise token.error(Code.BAD_REG_NAME, hint=near_register(name, context.registers))
     return leaf(Register(name=name, span=token.span), token)

@@ -6,7 +6,16 @@ from msgspec.structs import replace
 
 from kprobes.lang.fetch import ARGUMENTS_MAX
 from kprobes.lang.names import ARG_NAME_LIMIT, event_at
-from kprobes.model.definition import AllParameters, Argument, Definition, FetchArg, Kind, Place
+from kprobes.model.definition import (
+    ITERATOR,
+    AllParameters,
+    Argument,
+    Definition,
+    EventType,
+    FetchArg,
+    Kind,
+    Place,
+)
 
 _NUMBERED = re.compile(r"arg[0-9]+")
 
@@ -21,11 +30,13 @@ def show(definition: Definition, *, cpus: int | None = None) -> str:
         cpus: how many the kernel can have. The kernel lists the maxactive that a return probe
             got when none was given, which depends on them; without them none is listed.
     """
-    number = definition.maxactive
-    if definition.kind is Kind.RETURN and not number and cpus is not None:
+    number, is_return = definition.maxactive, definition.kind is Kind.RETURN
+    if is_return and definition.type is EventType.KPROBE and not number and cpus is not None:
         number = max(10, 2 * cpus)
-    head = f"{definition.kind.value}{number or ''}:{definition.group}/{definition.event}"
-    return " ".join([head, show_place(definition.place), *show_arguments(definition)])
+    head = f"{definition.letter}{number or ''}:{definition.group}/{definition.event}"
+    suffix = "%return" if is_return and definition.type is EventType.FPROBE else ""
+    place = f"{show_place(definition.place)}{suffix}"
+    return " ".join([head, place, *show_arguments(definition)])
 
 
 def show_place(place: Place) -> str:
@@ -80,6 +91,8 @@ def _is_all(arg: FetchArg) -> bool:
 
 def at_function(definition: Definition, name: str) -> Definition:
     """Return a pattern's definition for one of the functions that it matches."""
-    place = replace(definition.place, symbol=name)
-    event = definition.event or event_at(definition.kind, place)
+    is_tracepoint = definition.type is EventType.TRACEPOINT
+    symbol = name.removeprefix(ITERATOR) if is_tracepoint else name
+    place = replace(definition.place, symbol=symbol)
+    event = definition.event or event_at(definition.kind, place, definition.type)
     return replace(definition, place=place, event=event)

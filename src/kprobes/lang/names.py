@@ -4,9 +4,14 @@ import re
 
 from kprobes.lang.lexer import Token
 from kprobes.model.codes import Code
-from kprobes.model.definition import Kind, Place
+from kprobes.model.definition import EventType, Kind, Place
 
-DEFAULT_GROUP = "kprobes"
+DEFAULT_GROUPS = {
+    EventType.KPROBE: "kprobes",
+    EventType.FPROBE: "fprobes",
+    EventType.TRACEPOINT: "tracepoints",
+}
+"""Of an event whose statement names none: KPROBE_EVENT_SYSTEM, and those of trace_fprobe.c."""
 _NAME_LIMIT = 64
 ARG_NAME_LIMIT = 32
 _GROUP = re.compile(r"[A-Za-z_-][A-Za-z0-9_-]*")
@@ -32,8 +37,12 @@ def is_identifier(text: str) -> bool:
     return _IDENTIFIER.fullmatch(text) is not None
 
 
-def read_names(head: Token) -> tuple[str, str]:
+def read_names(head: Token, type_: EventType) -> tuple[str, str]:
     """Read ``[GRP/][EVENT]`` after the colon of a statement's first word.
+
+    Args:
+        head: that word.
+        type_: of the event, which tells the group when none is given.
 
     Returns:
         Group and event; the event is empty when the word names none.
@@ -42,13 +51,14 @@ def read_names(head: Token) -> tuple[str, str]:
         DefinitionError: a name is missing, too long, or not a name.
     """
     colon = head.text.find(":", 1)
+    group = DEFAULT_GROUPS[type_]
     if colon < 0:
-        return DEFAULT_GROUP, ""
+        return group, ""
     label = head.cut(colon + 1)
     mark = "/" if "/" in label.text else "."
     slash = label.text.find(mark)
     if slash < 0:
-        return DEFAULT_GROUP, _event(label, Code.NO_EVENT_NAME)
+        return group, _event(label, Code.NO_EVENT_NAME)
     return _group(label.cut(0, slash)), _event(label.cut(slash + 1))
 
 
@@ -63,13 +73,23 @@ def default_event(kind: Kind, symbol: str, offset: int) -> str:
     return _tidy(f"{kind.value}_{symbol}_{offset}")
 
 
-def event_at(kind: Kind, place: Place) -> str:
-    """Return the name of an event at a place when none is given; ``""`` for a pattern."""
+def event_at(kind: Kind, place: Place, type_: EventType = EventType.KPROBE) -> str:
+    """Return the name of an event at a place when none is given; ``""`` for a pattern.
+
+    Args:
+        kind: entry or return.
+        place: of the event.
+        type_: of it.
+    """
+    if place.is_glob:
+        return ""
+    if type_ is EventType.FPROBE:
+        return _tidy(f"{place.symbol}__{'exit' if kind is Kind.RETURN else 'entry'}")
+    if type_ is EventType.TRACEPOINT:
+        return _tidy(f"{'_' if place.symbol[0].isdigit() else ''}{place.symbol}")
     if place.addr is not None:
         # The kernel prints a hash of the address here, so that nobody learns it.
         return _tidy(f"{kind.value}_{place.addr:#018x}")
-    if place.is_glob:
-        return ""
     module = f"{place.module}:" if place.module else ""
     return default_event(kind, module + place.symbol, place.offset)
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 from kprobes.errors import DefinitionError
 from kprobes.lang.lexer import Token
 from kprobes.model.codes import Code
-from kprobes.model.definition import Fetch
+from kprobes.model.definition import EventType, Fetch
 
 OPS_MAX = 14
 """The kernel's fetch programs have 16 operations; two are its own (store and end)."""
@@ -22,6 +22,7 @@ class ParseContext(Struct, frozen=True, kw_only=True):
         is_address: whether the place is a bare number, which is in no function.
         is_return: whether it probes a function's return.
         casts: how many type casts are open around the expression.
+        type: of the event.
         is_meta: whether the word may become a parameter's name before it is read.
     """
 
@@ -30,6 +31,7 @@ class ParseContext(Struct, frozen=True, kw_only=True):
     is_address: bool = False
     is_return: bool = False
     casts: int = 0
+    type: EventType = EventType.KPROBE
     is_meta: bool = False
 
 

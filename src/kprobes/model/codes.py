@@ -22,6 +22,8 @@ class Code(Enum):
     NON_UNIQ_SYMBOL = "The symbol is not unique"
     BAD_RETPROBE = "Retprobe address must be an function entry"
     BAD_ADDR_SUFFIX = "Invalid probed address suffix"
+    NO_TRACEPOINT = "Tracepoint is not found"
+    BAD_TP_NAME = "Invalid character in tracepoint name"
     BAD_INSN_BNDRY = "Probe point is not an instruction boundary"
     FAIL_REG_PROBE = "Failed to register probe event"
 
@@ -102,7 +104,7 @@ class Code(Enum):
     LINE_TOO_LONG = "Line length is too long: Should be less than 4094"
     NO_STATEMENT = "No definition is specified"
     MANY_STATEMENTS = "Only one definition is accepted here"
-    BAD_STATEMENT = "A definition must start with p or r"
+    BAD_STATEMENT = "A definition must start with p, r, f or t"
     IS_DELETION = "A definition is wanted here, not the deletion of an event"
     BAD_DELETION = "A deletion is written -:[GROUP/]EVENT"
     NO_EVENT = "No event of this name, place and arguments is defined"

@@ -100,10 +100,26 @@ class Span(Struct, frozen=True):
 
 
 class Kind(StrEnum):
-    """What a definition probes; the value is the statement's letter."""
+    """Where a definition probes; the value is the letter of a kprobe event's statement."""
 
     ENTRY = "p"
     RETURN = "r"
+
+
+class EventType(StrEnum):
+    """Which of the kernel's probe events a definition is."""
+
+    KPROBE = "kprobe"
+    """``p`` and ``r``: at any instruction, and at a function's return."""
+    FPROBE = "fprobe"
+    """``f``: at a function's entry, or its return."""
+    TRACEPOINT = "tracepoint"
+    """``t``: at a tracepoint, with what that is given."""
+
+
+_LETTERS = {EventType.FPROBE: "f", EventType.TRACEPOINT: "t"}
+ITERATOR = "__traceiter_"
+"""Of a tracepoint: a function of its own, which calls everybody who listens."""
 
 
 class Register(Struct, frozen=True, kw_only=True):
@@ -324,7 +340,8 @@ class Definition(Struct, frozen=True, kw_only=True):
 
     Attributes:
         command: the statement with its words joined by single blanks; all spans count in it.
-        group: ``kprobes`` when none is given.
+        type: which of the kernel's probe events it is.
+        group: that of its type when none is given: ``kprobes``, ``fprobes``, ``tracepoints``.
         event: as given, or the kernel's default name (``p_vfs_read_0``).
         is_named: whether the event's name was given.
         maxactive: of ``rN``; 0 when it was not given.
@@ -346,6 +363,18 @@ class Definition(Struct, frozen=True, kw_only=True):
     synthetic_fields: SyntheticFields = NO_SYNTHETIC_FIELDS
     triggers: tuple[Trigger, ...] = ()
     soft_enable: int = 0
+    type: EventType = EventType.KPROBE
+
+    @property
+    def letter(self) -> str:
+        """What its statement begins with."""
+        return _LETTERS.get(self.type, self.kind.value)
+
+    @property
+    def function(self) -> str:
+        """The name of the function that is probed, or its pattern; "" of a place by address."""
+        symbol = self.place.symbol
+        return f"{ITERATOR}{symbol}" if self.type is EventType.TRACEPOINT else symbol
 
 
 class Deletion(Struct, frozen=True, kw_only=True):

@@ -330,6 +330,8 @@ class Site(Struct, frozen=True, kw_only=True):
         displaced: what the detour runs, other than at an ftrace site.
         why: why it is no cheaper strategy, or "".
         shown: the address that its probes have, if not its own; or None.
+        is_tracepoint: whether ``addr`` is a tracepoint's struct, and the bytes are those of a
+            function of ours that it calls, wherever that is: as at an ftrace site.
     """
 
     strategy: Strategy
@@ -340,6 +342,7 @@ class Site(Struct, frozen=True, kw_only=True):
     displaced: Displaced | None = None
     why: str = ""
     shown: Addr | None = None
+    is_tracepoint: bool = False
 
     @property
     def ip(self) -> Addr:

@@ -335,6 +335,8 @@ class Resolved(Struct, frozen=True, kw_only=True):
     Attributes:
         definition: as written, but for ``$arg*`` and what else the kernel expands first.
         function: address of the probed symbol.
+        addr: where in it the probe is, or of the tracepoint's struct; the layout has what is
+            printed of that.
         layout: of its record.
         fetches: in field order.
         filter: what a hit must be like to be recorded, or None.
@@ -345,6 +347,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
 
     definition: Definition
     function: Addr
+    addr: Addr
     layout: RecordLayout
     fetches: tuple[FieldFetch, ...]
     filter: Filter | None = None

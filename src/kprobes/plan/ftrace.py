@@ -259,6 +259,19 @@ def _page(memory: Memory, number: int) -> bytes:
         return bytes(_PAGE)
 
 
+def tracepoint_site(addr: Addr, shown: Addr, info: FtraceInfo) -> Site:
+    """Return the site of a function of ours that a tracepoint calls.
+
+    Args:
+        addr: of the tracepoint's struct.
+        shown: what its probes have as their address: of a function that is entered likewise.
+        info: of the architecture's sites.
+    """
+    return Site(
+        strategy=Strategy.FTRACE, addr=addr, old=info.nops[0], shown=shown, is_tracepoint=True
+    )
+
+
 def is_in_use(addr: Addr, memory: Memory, sites: Sites, info: FtraceInfo) -> bool:
     """Whether a site of a running kernel holds a call of the guest's own ftrace.
 

@@ -8,6 +8,7 @@ arrow reads the pointer before it, dots add offsets.
 from typing import assert_never
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.arch.arch import Arch, Base
 from kprobes.errors import DefinitionError
@@ -20,6 +21,7 @@ from kprobes.model.definition import (
     CurrentTask,
     Definition,
     Deref,
+    EventType,
     Fetch,
     Immediate,
     Kind,
@@ -115,8 +117,16 @@ class ResolveContext(Struct, frozen=True, kw_only=True):
     @property
     def prototype(self) -> Prototype | None:
         """The function's, where the kernel's types have it."""
-        symbol = self.definition.place.symbol
-        return self.types.function(symbol) if self.types and symbol else None
+        name = self.definition.function
+        found = self.types.function(name) if self.types and name else None
+        if found is None or not self.hidden:
+            return found
+        return replace(found, parameters=found.parameters[self.hidden :])
+
+    @property
+    def hidden(self) -> int:
+        """How many parameters the function has before those that the definition knows."""
+        return 1 if self.definition.type is EventType.TRACEPOINT else 0
 
     def error(self, code: Code, column: int, hint: str = "") -> DefinitionError:
         """Return the error whose caret stands at a column of the command.
@@ -348,7 +358,7 @@ def _argument(context: ResolveContext, fetch: Argument) -> Operand:
 
 
 def _at_entry(context: ResolveContext, number: int) -> Operand:
-    value = at_entry(context.arch, number)
+    value = at_entry(context.arch, number + context.hidden)
     return EntryValue(base=value) if context.is_return else value
 
 
@@ -371,7 +381,7 @@ def _parameter(context: ResolveContext, fetch: Parameter) -> Value:
     types = _types(context, fetch.span)
     prototype = context.prototype
     if prototype is None or not prototype.parameters:
-        hint = f"{context.definition.place.symbol} has no parameters in this kernel's types"
+        hint = f"{context.definition.function} has no parameters in this kernel's types"
         raise context.error(Code.NO_BTF_ENTRY, fetch.span.start, hint)
     for number, parameter in enumerate(prototype.parameters, start=1):
         if parameter.name == fetch.name:

@@ -13,7 +13,7 @@ from kprobes.errors import (
     UnknownSymbolError,
 )
 from kprobes.model.codes import Code, rejection
-from kprobes.model.definition import Definition, Kind
+from kprobes.model.definition import ITERATOR, Definition, EventType, Kind
 from kprobes.model.kernel import Kernel, Symbol
 from kprobes.units import Addr
 
@@ -72,10 +72,12 @@ def find_function(definition: Definition, kernel: Kernel) -> Symbol:
         DefinitionError: there is none (with near names), or there are several.
         NotLoadedError: its module is not loaded.
     """
-    place = definition.place
+    name = definition.function
     try:
-        symbol = _in_module(definition, kernel) or kernel.symbols.named(place.symbol)
+        symbol = _in_module(definition, kernel) or kernel.symbols.named(name)
     except UnknownSymbolError as error:
+        if definition.type is EventType.TRACEPOINT:
+            raise _error(definition, Code.NO_TRACEPOINT, _near_tracepoints(error)) from error
         raise _error(definition, Code.BAD_PROBE_ADDR, _instead(error, kernel)) from error
     except AmbiguousSymbolError as error:
         where = ", ".join(f"{addr:#x}" for addr in error.addresses)
@@ -84,6 +86,32 @@ def find_function(definition: Definition, kernel: Kernel) -> Symbol:
     if not symbol.is_text:
         raise _error(definition, Code.BAD_PROBE_ADDR, f"{symbol.name} is data, not a function")
     return symbol
+
+
+def find_tracepoint(definition: Definition, kernel: Kernel) -> Addr:
+    """Return the address of the struct tracepoint that a definition names.
+
+    Raises:
+        RefusedError: the kernel does not tell where it is, or it is a module's.
+    """
+    name = definition.place.symbol
+    symbol = kernel.symbols.find(f"__tracepoint_{name}")
+    if symbol is None:
+        raise RefusedError(
+            f"where the tracepoint {name} is, this kernel does not tell: it has no names of data "
+            "(CONFIG_KALLSYMS_ALL)"
+        )
+    if symbol.module:
+        raise RefusedError(
+            f"{name} is a tracepoint of the module {symbol.module}, which could not be unloaded "
+            "while it is on: probe a function around it"
+        )
+    return symbol.addr
+
+
+def _near_tracepoints(error: UnknownSymbolError) -> str:
+    near = [each.removeprefix(ITERATOR) for each in error.near if each.startswith(ITERATOR)]
+    return f"did you mean {', '.join(near)}?" if near else ""
 
 
 _SYSTEM_CALL = re.compile(r"(?:__do_|__se_)?(?:sys|SyS)_(\w+)")
@@ -96,8 +124,8 @@ def _instead(error: UnknownSymbolError, kernel: Kernel) -> str:
     if renamed is not None and kernel.symbols.find(renamed) is not None:
         return f"it is called {renamed} in this kernel"
     event = error.name.removeprefix("trace_")
-    if kernel.symbols.find(f"__traceiter_{event}") is not None:
-        return f"{event} is a tracepoint, not a function: probe a function around it"
+    if kernel.symbols.find(f"{ITERATOR}{event}") is not None:
+        return f"{event} is a tracepoint, not a function: t {event}"
     if (call := _SYSTEM_CALL.fullmatch(error.name)) is not None:
         for start in _SYSTEM_CALLS:
             if kernel.symbols.find(name := start + call[1]) is not None:

@@ -20,6 +20,7 @@ from kprobes.model.definition import (
     TGID,
     USER_STACKTRACE,
     Definition,
+    EventType,
     Kind,
 )
 from kprobes.model.filter import FieldKind, FilterField, Header
@@ -40,7 +41,7 @@ from kprobes.model.resolved import (
 from kprobes.resolve.argument import Fetched, fetch_argument, stack
 from kprobes.resolve.expand import check_meta, expand
 from kprobes.resolve.expression import ResolveContext, check_symbols, stack_trace
-from kprobes.resolve.place import Locate, Target, find_target, ip_of
+from kprobes.resolve.place import Locate, Target, find_target, find_tracepoint, ip_of
 from kprobes.units import Addr
 
 _DURATION = Fetched(
@@ -253,11 +254,14 @@ def resolve(
     if definition.args or definition.kind is Kind.RETURN or has_extra:
         expanded, fetched = _expand_and_fetch(definition, kernel, arch, target)
         shape = lay_out(fetched, has_caller=definition.kind is Kind.RETURN)
-    ip = ip_of(target, locate)
-    symbol = kernel.symbols.at(ip) or target.function
+    addr = ip = ip_of(target, locate)
+    symbol = kernel.symbols.at(addr) or target.function
+    if definition.type is EventType.TRACEPOINT:
+        addr = find_tracepoint(definition, kernel)
     return Resolved(
         definition=expanded,
         function=target.function.addr,
+        addr=addr,
         layout=record_layout(expanded, shape, event_id=event_id, ip=ip, symbol=symbol),
         fetches=tuple(
             FieldFetch(

@@ -19,6 +19,7 @@ from kprobes.model.definition import (
     Comm,
     Definition,
     Deref,
+    EventType,
     Fetch,
     FetchArg,
     Immediate,
@@ -84,6 +85,9 @@ def to_kprobe_event(probe: Resolved, version: Version, arch: Arch) -> KprobeEven
     definition = probe.definition
     for fetch in probe.fetches[len(definition.args) :]:
         raise _only_in_guests(definition, fetch.field.name, 0)
+    if definition.type is EventType.TRACEPOINT:
+        hint = "tracepoints are probed in guests"
+        raise rejection(Code.NOT_YET, command=definition.command, column=0, hint=hint)
     number = definition.maxactive if definition.kind is Kind.RETURN else 0
     words = (
         _argument(definition, arg, fetch, version, arch)

@@ -255,6 +255,7 @@ PATCH = PatchOps(
     detour=trampoline.detour,
     constants={},
     landing_pad=trampoline.LANDING_PAD,
+    ret=encode.ret(encode.LINK),
 )
 
 AARCH64 = Arch(

@@ -214,6 +214,7 @@ PATCH = PatchOps(
     # What an exception without an error code leaves there, and optimized_callback() writes.
     constants=_SEGMENTS | {"orig_ax": U64},
     landing_pad=slot.ENDBR64,
+    ret=b"\xc3",
 )
 
 RETURNS = ReturnOps(
