@@ -77,7 +77,11 @@ class Scene:
         for tracepoint in _LISTS:
             self.memory.set_u64(tracepoint + _FUNCS, 0)
         self.injector = FakeInjector(self.memory, self.allocations, refused)
-        monkeypatch.setattr(tracepoints, "CallInjector", lambda *_: self.injector)
+
+        def injector(*_: object) -> FakeInjector:
+            return self.injector
+
+        monkeypatch.setattr(tracepoints, "CallInjector", injector)
         guest = replace(made.guest, kernel=self.kernel)
         self.points = Tracepoints(guest, _ARENA, self.allocations)
 

@@ -158,3 +158,36 @@ def test_found_names_stand_in_order_beside_the_others(memory: Flat) -> None:
     at = table.addrs.tolist().index(LIST)
     assert table.blob[int(table.starts[at]) :].startswith(b"modules\0")
     assert (table.types[at : at + 1], table.types[:1]) == (b"d", b"T")
+
+
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_each_tracepoint_is_known_by_its_name(memory: Flat, is_relative: bool) -> None:
+    each, table, names = TEXT + 0x200, TEXT + 0x1600, (b"first", b"9p_second")
+    points = [TEXT + 0x1700 + 0x80 * n for n in range(len(names))]
+    iterators = [(TEXT + 0x300 + 0x10 * n, b"__traceiter_" + x) for n, x in enumerate(names)]
+    entries = b""
+    for n, (point, name) in enumerate(zip(points, names, strict=True)):
+        memory.write(point, struct.pack("<Q", point + 0x40))
+        memory.write(point + 0x40, name + b"\0")
+        there = struct.pack("<i", point - table - 4 * n), struct.pack("<Q", point)
+        entries += there[0] if is_relative else there[1]
+    memory.write(table, entries)
+    memory.write(each, lea(table + len(entries), table, at=each))
+    kernel = build((each, b"for_each_kernel_tracepoint"), *iterators)
+
+    whole = with_data_symbols(kernel, memory, INFO, [])
+
+    found = [whole.address(b"__tracepoint_" + name) for name in names]
+    assert found == points
+
+
+def test_a_table_of_something_else_is_not_one_of_tracepoints(memory: Flat) -> None:
+    each, table, point = TEXT + 0x200, TEXT + 0x1600, TEXT + 0x1700
+    memory.write(point, struct.pack("<Q", point + 0x40))
+    memory.write(point + 0x40, b"nobodys\0")
+    memory.write(table, struct.pack("<Q", point))
+    memory.write(each, lea(table + 8, table, at=each))
+
+    whole = with_data_symbols(build((each, b"for_each_kernel_tracepoint")), memory, INFO, [])
+
+    assert whole.address(b"__tracepoint_nobodys") is None

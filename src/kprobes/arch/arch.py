@@ -413,6 +413,8 @@ class Arch(Struct, frozen=True, kw_only=True):
         registers: every name that ``%NAME`` accepts.
         arguments: registers of a function's first arguments, in order.
         passed: sizes of a function's parameters to where their arguments are.
+        system_call: offsets in struct pt_regs, to which the function of a system call gets a
+            pointer, of the call's arguments.
         unwound: registers, by name, from which the kernel's unwinder walks a stack.
         hit_shift: what a handler before an instruction sees as ``ip``, less the probe's address.
         show: (values of all registers, place of the instruction pointer) to the kernel's own text.
@@ -435,6 +437,7 @@ class Arch(Struct, frozen=True, kw_only=True):
     registers: tuple[str, ...]
     arguments: tuple[str, ...]
     passed: Callable[[Sequence[int]], Sequence[Passed]]
+    system_call: tuple[int, ...]
     unwound: tuple[str, ...]
     hit_shift: int
     show: Callable[[Mapping[str, int], str], str]

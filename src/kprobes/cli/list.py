@@ -85,20 +85,22 @@ def _probeable(args: argparse.Namespace) -> "list[Function]":
 
     is_typed = args.verbose or args.format == "json"
     if args.tracepoints:
+        from kprobes.cli.target import guest_of
         from kprobes.inspect.status import tracepoints
 
         if is_host(args):
             raise UsageError("tracepoints are probed in guests: --target must name one")
-        with _guest(args) as guest:
+        with guest_of(args) as guest:
             return tracepoints(guest.kernel, pattern=args.pattern)
     if is_host(args):
         from kprobes.cli.target import this_machine
         from kprobes.host.check import probeable_here
 
         return probeable_here(this_machine(), pattern=args.pattern, is_typed=is_typed)
+    from kprobes.cli.target import guest_of
     from kprobes.inspect.status import probeable
 
-    with _guest(args) as guest:
+    with guest_of(args) as guest:
         _print_why_not(guest)
         memory, kernel, info = guest.memory, guest.kernel, guest.arch.site
         return probeable(memory, kernel, info, pattern=args.pattern, is_typed=is_typed)
@@ -133,28 +135,8 @@ def _write_exits(args: argparse.Namespace, out: BinaryIO) -> None:
 
 
 @contextmanager
-def _guest(args: argparse.Namespace) -> Generator["Guest"]:
-    from kprobes.cli.target import ATTACHING_S, access_of, opened
-    from kprobes.cli.terminal import Progress, Stop
-    from kprobes.open import attached_guest
-
-    with Stop() as stop, Progress(is_quiet=args.quiet) as progress:
-        if args.target is None:
-            with opened(args, stop=stop, progress=progress) as session:
-                yield session.driver.guest
-                stop.check()
-            return
-        stop.defer(at_most_s=ATTACHING_S)
-        progress(f"attaching to {args.target}")
-        with attached_guest(args.target, access_of(args, progress)) as guest:
-            stop.defer()
-            stop.check()
-            yield guest
-            stop.check()
-
-
-@contextmanager
 def _text(args: argparse.Namespace) -> Generator["Text"]:
+    from kprobes.cli.target import guest_of
     from kprobes.guest.places import text_of
     from kprobes.guest.text import text_of_image
     from kprobes.image.file import read_image
@@ -163,5 +145,5 @@ def _text(args: argparse.Namespace) -> Generator["Text"]:
     if args.image is not None:
         yield text_of_image(read_image(args.image))
         return
-    with _guest(args) as guest:
+    with guest_of(args) as guest:
         yield text_of(guest, known_sites(guest.memory, guest.kernel))

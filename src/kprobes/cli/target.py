@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     # The engine for guests takes a third of a second to import, and the host's does without.
     from kprobes.guest.arena import ArenaSize
     from kprobes.guest.attach import Access
+    from kprobes.guest.guest import Guest
     from kprobes.guest.journal import Boot
     from kprobes.host.machine import HostMachine
     from kprobes.model.kernel import Kernel
@@ -201,6 +202,27 @@ def this_kernel() -> Generator[tuple["Memory", "Kernel"]]:
     with Kcore() as memory:
         slides = (info.slide for info in find(memory.notes) if info.slide is not None)
         yield memory, replace(read_kernel(), slide=next(slides, 0))
+
+
+@contextmanager
+def guest_of(args: argparse.Namespace) -> Generator["Guest"]:
+    """Yield a guest that nothing is done to: the one that is named, or one that is booted."""
+    from kprobes.cli.terminal import Progress
+    from kprobes.open import attached_guest
+
+    with Stop() as stop, Progress(is_quiet=args.quiet) as progress:
+        if args.target is None:
+            with opened(args, stop=stop, progress=progress) as session:
+                yield session.driver.guest
+                stop.check()
+            return
+        stop.defer(at_most_s=ATTACHING_S)
+        progress(f"attaching to {args.target}")
+        with attached_guest(args.target, access_of(args, progress)) as guest:
+            stop.defer()
+            stop.check()
+            yield guest
+            stop.check()
 
 
 def access_of(

@@ -36,6 +36,7 @@ from kprobes.guest.text import (
     first,
 )
 from kprobes.guest.tracers import GuestProbes
+from kprobes.image.system_calls import read_system_call
 from kprobes.image.tables import read_tables
 from kprobes.lang.listing import at_function
 from kprobes.lang.names import DEFAULT_GROUPS
@@ -51,6 +52,7 @@ from kprobes.plan.strategy import Wish
 from kprobes.ports import Memory
 from kprobes.resolve.place import Locate, find_function, find_target
 from kprobes.resolve.resolve import check_parameters, check_variables, resolve, resolve_arguments
+from kprobes.resolve.system_call import find_system_call, number_parameters
 from kprobes.units import Addr
 
 _MANY = 64
@@ -153,8 +155,16 @@ def _text(memory: Memory, addr: int) -> str:
     return data.split(b"\0")[0].decode(errors="backslashreplace")
 
 
+def _same(definition: Definition) -> Definition:
+    return definition
+
+
 def first_kernel_error(
-    error: DefinitionError, kernel: Kernel, arch: Arch, locate: Locate
+    error: DefinitionError,
+    kernel: Kernel,
+    arch: Arch,
+    locate: Locate,
+    numbered: Callable[[Definition], Definition] = _same,
 ) -> DefinitionError:
     """Return what a kernel finds first in a definition that has an error in its text.
 
@@ -166,9 +176,10 @@ def first_kernel_error(
         return error
     try:
         target = find_target(prefix.read, kernel, locate)
-        check_parameters(prefix.with_parameters, kernel, arch, target)
-        resolve_arguments(prefix.read, kernel, arch, target)
-        check_variables(prefix.with_variable, kernel, arch, target)
+        read, with_parameters, with_variable = map(numbered, prefix)
+        check_parameters(with_parameters, kernel, arch, target)
+        resolve_arguments(read, kernel, arch, target)
+        check_variables(with_variable, kernel, arch, target)
     except DefinitionError as first:
         is_place_last = prefix.read.type is not EventType.KPROBE
         if is_place_last and first.code in (Code.BAD_PROBE_ADDR.name, Code.NO_TRACEPOINT.name):
@@ -275,7 +286,8 @@ class Places:
         """
         self._check()
         kernel, arch = self.kernel, self.arch
-        resolved = resolve(definition, kernel, arch, event_id=event_id, locate=self.locate)
+        numbered = self._with_numbers(definition)
+        resolved = resolve(numbered, kernel, arch, event_id=event_id, locate=self.locate)
         if definition.type is not EventType.KPROBE:
             resolved = self._as_traced(resolved)
         name = definition.group, definition.event
@@ -284,9 +296,17 @@ class Places:
             raise rejection(Code.EVENT_EXIST, command=definition.command, column=0)
         return resolved
 
+    def _with_numbers(self, definition: Definition) -> Definition:
+        # The kernel's types know the arguments of few system calls.
+        if find_system_call(definition, self.kernel) is None:
+            return definition
+        name = definition.place.symbol.removeprefix("sys_")
+        found = read_system_call(self.text.open_memory(), self.kernel, name)
+        return number_parameters(definition, found.parameters or ())
+
     def first_kernel_error(self, error: DefinitionError) -> DefinitionError:
         """Return what the kernel finds first in a definition that has an error in its text."""
-        return first_kernel_error(error, self.kernel, self.arch, self.locate)
+        return first_kernel_error(error, self.kernel, self.arch, self.locate, self._with_numbers)
 
     def locate(self, function: Symbol) -> Addr:
         """Return where a probe at a function's entry is."""

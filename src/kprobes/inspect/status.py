@@ -18,8 +18,9 @@ from kprobes.arch.arch import FtraceInfo
 from kprobes.errors import MemoryFault, TargetError
 from kprobes.guest.armed import FLAGS, ArmedPatch
 from kprobes.guest.journal import Entry
+from kprobes.image.system_calls import SystemCall, read_system_call
 from kprobes.model.definition import ITERATOR
-from kprobes.model.kernel import Kernel, Prototype, Symbol
+from kprobes.model.kernel import SYSTEM_CALLS, Kernel, Prototype, Symbol
 from kprobes.plan.ftrace import DISABLED, known_sites
 from kprobes.ports import Memory
 from kprobes.units import Addr
@@ -259,6 +260,27 @@ def tracepoints(kernel: Kernel, *, pattern: str) -> list[Function]:
     if not found:
         raise TargetError(f"no tracepoint matches {pattern!r} in {kernel.release}")
     return sorted((_tracepoint(kernel, each) for each in found), key=lambda each: each.symbol.name)
+
+
+def system_calls(memory: Memory, kernel: Kernel, *, pattern: str) -> list[SystemCall]:
+    """Return the system calls whose names match a shell pattern, by name.
+
+    Args:
+        memory: of the guest, which may run: it is only read.
+        kernel: that runs there.
+        pattern: a name or a shell pattern.
+
+    Raises:
+        TargetError: none is left.
+    """
+    names = {
+        symbol.name.removeprefix(start)
+        for start in SYSTEM_CALLS
+        for symbol in kernel.symbols.glob(f"{start}{pattern}")
+    }
+    if not names:
+        raise TargetError(f"no system call matches {pattern!r} in {kernel.release}")
+    return [read_system_call(memory, kernel, name) for name in sorted(names)]
 
 
 def _tracepoint(kernel: Kernel, iterator: Symbol) -> Function:

@@ -343,6 +343,8 @@ class Types(Protocol):
         ...
 
 
+SYSTEM_CALLS = ("__x64_sys_", "__arm64_sys_")
+"""What the names of system calls' functions begin with, since 4.17."""
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 

@@ -96,6 +96,7 @@ class ResolveContext(Struct, frozen=True, kw_only=True):
         module: that the function is in, or "" for the kernel itself.
         is_entry: whether the probe is where a function begins, and named by a symbol: an
             address is nowhere in particular to the kernel.
+        is_system_call: whether that is the function of a system call, which is named.
     """
 
     definition: Definition
@@ -103,6 +104,7 @@ class ResolveContext(Struct, frozen=True, kw_only=True):
     arch: Arch
     module: str
     is_entry: bool
+    is_system_call: bool = False
 
     @property
     def is_return(self) -> bool:
@@ -351,6 +353,8 @@ def _argument(context: ResolveContext, fetch: Argument) -> Operand:
     if not context.is_entry:
         raise context.error(Code.NOFENTRY_ARGS, fetch.span.start)
     most = context.arch.thread_size // 8
+    if context.is_system_call:
+        most = len(context.arch.system_call)
     if fetch.number > most:
         hint = f"arguments count from 1 to {most}"
         raise context.error(Code.BAD_ARG_NUM, fetch.span.start, hint)
@@ -358,7 +362,15 @@ def _argument(context: ResolveContext, fetch: Argument) -> Operand:
 
 
 def _at_entry(context: ResolveContext, number: int) -> Operand:
-    value = at_entry(context.arch, number + context.hidden)
+    if context.is_system_call:
+        registers = _passed(context, 1)
+        offset = context.arch.system_call[number - 1]
+        return Load(base=registers, offset=offset, is_user=False)
+    return _passed(context, number + context.hidden)
+
+
+def _passed(context: ResolveContext, number: int) -> Operand:
+    value = at_entry(context.arch, number)
     return EntryValue(base=value) if context.is_return else value
 
 

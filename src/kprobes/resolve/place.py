@@ -14,7 +14,8 @@ from kprobes.errors import (
 )
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import ITERATOR, Definition, EventType, Kind
-from kprobes.model.kernel import Kernel, Symbol
+from kprobes.model.kernel import SYSTEM_CALLS, Kernel, Symbol
+from kprobes.resolve.system_call import find_system_call
 from kprobes.units import Addr
 
 Locate = Callable[[Symbol], Addr]
@@ -78,6 +79,8 @@ def find_function(definition: Definition, kernel: Kernel) -> Symbol:
     except UnknownSymbolError as error:
         if definition.type is EventType.TRACEPOINT:
             raise _error(definition, Code.NO_TRACEPOINT, _near_tracepoints(error)) from error
+        if (call := find_system_call(definition, kernel)) is not None:
+            return call
         raise _error(definition, Code.BAD_PROBE_ADDR, _instead(error, kernel)) from error
     except AmbiguousSymbolError as error:
         where = ", ".join(f"{addr:#x}" for addr in error.addresses)
@@ -115,8 +118,6 @@ def _near_tracepoints(error: UnknownSymbolError) -> str:
 
 
 _SYSTEM_CALL = re.compile(r"(?:__do_|__se_)?(?:sys|SyS)_(\w+)")
-_SYSTEM_CALLS = ("__x64_sys_", "__arm64_sys_")
-"""What the names of system calls' functions begin with, since 4.17."""
 
 
 def _instead(error: UnknownSymbolError, kernel: Kernel) -> str:
@@ -127,9 +128,9 @@ def _instead(error: UnknownSymbolError, kernel: Kernel) -> str:
     if kernel.symbols.find(f"{ITERATOR}{event}") is not None:
         return f"{event} is a tracepoint, not a function: t {event}"
     if (call := _SYSTEM_CALL.fullmatch(error.name)) is not None:
-        for start in _SYSTEM_CALLS:
+        for start in SYSTEM_CALLS:
             if kernel.symbols.find(name := start + call[1]) is not None:
-                return f"it is called {name} in this kernel; $arg1 is the caller's struct pt_regs"
+                return f"it is called {name} in this kernel; sys_{call[1]} has the call's arguments"
     return f"did you mean {', '.join(error.near)}?" if error.near else ""
 
 

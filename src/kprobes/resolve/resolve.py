@@ -42,6 +42,7 @@ from kprobes.resolve.argument import Fetched, fetch_argument, stack
 from kprobes.resolve.expand import check_meta, expand
 from kprobes.resolve.expression import ResolveContext, check_symbols, stack_trace
 from kprobes.resolve.place import Locate, Target, find_target, find_tracepoint, ip_of
+from kprobes.resolve.system_call import find_system_call
 from kprobes.units import Addr
 
 _DURATION = Fetched(
@@ -359,6 +360,7 @@ def _context(definition: Definition, kernel: Kernel, arch: Arch, target: Target)
         arch=arch,
         module=target.function.module,
         is_entry=target.is_entry,
+        is_system_call=target.is_entry and find_system_call(definition, kernel) is not None,
     )
 
 

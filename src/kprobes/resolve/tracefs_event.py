@@ -8,6 +8,8 @@ kernel's own reading of such words differs between releases, and in bit-fields.
 
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from kprobes.arch.arch import Arch
 from kprobes.errors import DefinitionError
 from kprobes.model.codes import Code, rejection
@@ -51,6 +53,7 @@ from kprobes.model.resolved import (
     base_of,
 )
 from kprobes.resolve.expression import number_of
+from kprobes.resolve.system_call import NAMED
 from kprobes.units import U64
 
 Version = tuple[int, int]
@@ -96,12 +99,15 @@ def to_kprobe_event(probe: Resolved, version: Version, arch: Arch) -> KprobeEven
     return KprobeEvent(
         probe=probe,
         head=f"{definition.kind.value}{number or ''}",
-        words=(_place(definition), *words),
+        words=(_place(definition, probe.layout.function), *words),
     )
 
 
-def _place(definition: Definition) -> Word:
+def _place(definition: Definition, function: str) -> Word:
     place = definition.place
+    if place.symbol.startswith(NAMED) and place.symbol != function:
+        # The function of a system call.
+        place = replace(place, symbol=function)
     if place.addr is not None:
         text = f"{place.addr:#x}"
     else:

@@ -263,6 +263,8 @@ AARCH64 = Arch(
     registers=registers.QUERIED,
     arguments=registers.ARGUMENTS,
     passed=registers.passed,
+    # SC_ARM64_REGS_TO_ARGS() in arch/arm64/include/asm/syscall_wrapper.h.
+    system_call=tuple(8 * n for n in range(6)),
     # arch/arm64/kernel/stacktrace.c.
     unwound=("pc", "x29"),
     hit_shift=0,

@@ -234,6 +234,10 @@ X86_64 = Arch(
     registers=registers.NAMES,
     arguments=registers.ARGUMENTS,
     passed=registers.passed,
+    # SC_X86_64_REGS_TO_ARGS() in arch/x86/include/asm/syscall_wrapper.h.
+    system_call=tuple(
+        8 * registers.NAMES.index(name) for name in ("di", "si", "dx", "r10", "r8", "r9")
+    ),
     # arch/x86/kernel/unwind_orc.c and unwind_frame.c. r10 and r13 have the caller's stack pointer
     # where a function aligns its own.
     unwound=("ip", "sp", "bp", "cs", "r10", "r13"),
