@@ -6,9 +6,11 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import UsageError
 from kprobes.histogram import Histogram, share_of
+from kprobes.model.hist import Modifier
 from kprobes.ring.merge import in_order
 from tests.build.events import Row, make_batch
 from tests.test_column_filter import OTHER, READ
@@ -267,4 +269,27 @@ def test_the_idle_task_has_the_kernels_name() -> None:
     ].tolist() == [
         "<idle>[0]",
         "sh[3]",
+    ]
+
+
+def _system_call(number: int) -> str:
+    return "sys_openat" if number == 257 else ""
+
+
+def test_system_calls_have_their_names_where_these_are_known() -> None:
+    events = in_order([make_batch(OTHER, [Row(values=(257,)), Row(values=(5,))])])
+    found = counted("keys=size", events)
+    (key,) = found.trigger.keys
+    named = replace(
+        found,
+        trigger=replace(found.trigger, keys=(replace(key, modifier=Modifier.SYSCALL),)),
+        source=replace(found.source, system_call=_system_call),
+    )
+
+    (names, _) = named.columns().values()
+    assert sorted(names.tolist()) == ["sys_openat[257]", "unknown_syscall[5]"]
+    lines = [line for line in named.text().decode().splitlines() if line.startswith("{")]
+    assert sorted(lines) == [
+        "{ size: sys_openat                    [257] } hitcount:          1",
+        "{ size: unknown_syscall               [  5] } hitcount:          1",
     ]

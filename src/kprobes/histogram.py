@@ -197,6 +197,8 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
             case Modifier.EXECNAME:
                 pairs = zip(map(valid_text, self.comms.tolist()), key.tolist(), strict=True)
                 return objects([f"{comm}[{pid}]" for comm, pid in pairs])
+            case Modifier.SYSCALL:
+                return objects([f"{syscall_name(n, self.source)}[{n}]" for n in key.tolist()])
             case Modifier.SYM:
                 return objects([valid_text(symbol_name(a, names)) for a in key.tolist()])
             case Modifier.SYM_OFFSET:
@@ -414,7 +416,9 @@ def _entries(histogram: Histogram, names: Names) -> Iterator[bytes]:
     vals = [_column(histogram, at) for at in range(len(trigger.vals))]
     for at, hitcount in enumerate(hits):
         keys = (
-            _key(field, column[at], comms[at], names)
+            _syscall(field, column[at], histogram.source)
+            if field.modifier is Modifier.SYSCALL
+            else _key(field, column[at], comms[at], names)
             for field, column in zip(trigger.keys, columns, strict=True)
         )
         # Where there is a stack, no blank ends the keys, whatever comes last.
@@ -444,6 +448,15 @@ def _key(field: HistField, value: int | bytes, comm: bytes, names: Names) -> byt
             return b"%b: ~ %d-%d" % (name, value, value + field.width - 1 & U64)
         case _:
             return b"%b: %10d" % (name, value)
+
+
+def syscall_name(number: int, source: TraceSource) -> str:
+    """Return what the kernel shows for the number of a system call."""
+    return source.system_call(number) or "unknown_syscall"
+
+
+def _syscall(field: HistField, number: int, source: TraceSource) -> bytes:
+    return _bytes(f"{field.name}: {syscall_name(number, source):<30}[{number:>3}]")
 
 
 def _text(field: HistField, value: bytes, names: Names) -> bytes:

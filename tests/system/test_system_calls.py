@@ -118,6 +118,23 @@ def test_texts_and_returns_are_the_programs(guest: GuestSession) -> None:
     assert got["/nosuch"] == -2
 
 
+def test_counts_by_name_are_those_of_the_kernels_own_histogram(guest: GuestSession) -> None:
+    if not has_names(guest):
+        return
+    event = "events/raw_syscalls/sys_enter"
+    run(guest, f"echo 'hist:keys=id.syscall if {_FILTER}' > {event}/trigger")
+    probe = guest.probe("t:calls sys_enter id", filter=_FILTER)
+    with guest.counting("keys=id.syscall", probe) as counted:
+        assert guest.run(_WORKLOAD).status == 0
+    theirs = run(guest, f"cat {event}/hist; echo '!hist:keys=id.syscall' > {event}/trigger")
+
+    found = counted.clear()
+    ours = sorted(line for line in found.text().decode().splitlines() if line.startswith("{"))
+    assert ours == sorted(line for line in theirs.splitlines() if line.startswith("{"))
+    assert any("{ id: sys_openat " in line for line in ours)
+    assert {name.partition("[")[0] for name in found.columns()["id.syscall"]} >= {"sys_openat"}
+
+
 def test_they_are_listed(tmp_path: Path, arch: str) -> None:
     with Command(tmp_path) as kprobe:
         found = kprobe("syscalls", "-q", "--target", "guest", "--arch", arch, "opena*")

@@ -20,7 +20,7 @@ from kprobes.column_hist import ColumnHist
 from kprobes.errors import TargetError
 from kprobes.flame_graph import FORMS as FLAMES
 from kprobes.flame_graph import stacks_of
-from kprobes.histogram import Histogram, symbol_name
+from kprobes.histogram import Histogram, symbol_name, syscall_name
 from kprobes.model.events import Events
 from kprobes.model.hist import HistField, HistKind, HistTrigger, Modifier
 from kprobes.model.visible import visible
@@ -175,6 +175,8 @@ def _key_texts(histogram: Histogram, at: int, names: Names) -> list[str]:
     if field.modifier is Modifier.EXECNAME:
         pairs = zip(histogram.comms.tolist(), values, strict=True)
         return [f"{_decoded(comm)}[{pid}]" for comm, pid in pairs]
+    if field.modifier is Modifier.SYSCALL:
+        return [f"{syscall_name(number, histogram.source)}[{number}]" for number in values]
     show = _number_form(field, names)
     return list(map(show, values))
 

@@ -21,7 +21,6 @@ NAME = "list"
 HELP = "list the functions, or tracepoints, that can be probed"
 EPILOG = """\
 examples:
-  kprobe list 'vfs_*'
   kprobe list -t qemu:localhost:1234 'do_sys_*' -v       # with arguments: $arg1 is the first
   kprobe list --tracepoints 'sched_*' -v                 # with what they give, for t
   kprobe list --exits --image /boot/vmlinuz 'vfs_*' -v   # how their returns can be probed

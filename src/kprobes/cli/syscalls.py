@@ -16,11 +16,12 @@ HELP = "list the system calls of a guest's kernel, with their arguments"
 EPILOG = """\
 examples:
   kprobe syscalls 'open*'
-  kprobe trace 'p sys_openat filename:ustring flags:x32' -- ls /    # its arguments, by their names
-  kprobe trace 't sys_enter id' --filter 'id == 257' -- ls /        # or by its number
+  kprobe syscalls -t qemu:localhost:1234 '*stat*'
+  kprobe syscalls --format json
 
-$arg1 to $arg6 are there always; numbers and names where the kernel has events for system calls
-(CONFIG_FTRACE_SYSCALLS).
+One is probed by its name, with its arguments by theirs: kprobe trace 'p sys_openat filename:ustring';
+all of them by their number: kprobe trace 't sys_enter id'. $arg1 to $arg6 are there always, numbers
+and names where the kernel has events for system calls (CONFIG_FTRACE_SYSCALLS).
 
 Exit status: 0 done, 1 nothing matches, 2 usage, 3 target unreachable."""
 

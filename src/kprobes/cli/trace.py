@@ -56,7 +56,6 @@ EPILOG = """\
 examples:
   kprobe trace 'p:open do_sys_openat2 path=+0($arg2):ustring' -- ls /
   kprobe trace 'r:read vfs_read got=$retval:s64' --filter 'got > 4096' -- dd if=/bin/busybox bs=64k
-  kprobe trace 't sched_switch prev=prev->comm:string next=next->comm:string' -- ls /
   kprobe trace -t qemu:localhost:1234 @probes.txt --duration 10s -o out.txt
 
 A definition is what the kernel's kprobe_events file takes, or dynamic_events:

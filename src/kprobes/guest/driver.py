@@ -128,7 +128,7 @@ class GuestDriver:
     @property
     def source(self) -> TraceSource:
         """What sinks need to know of it."""
-        return trace_source(self.kernel, self.cpus, has_ns=self._allocator.has_ns)
+        return trace_source(self.guest, self.cpus, has_ns=self._allocator.has_ns)
 
     def parse(self, text: str) -> Iterator[Statement]:
         """Yield what the lines of a text say, or raise DefinitionError."""

@@ -5,11 +5,12 @@ per-CPU symbols, in 6.12 members of ``pcpu_hot``, in 7.2 symbols again.
 """
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 
 from kprobes.arch.registry import machine
 from kprobes.errors import MemoryFault, TargetError, UnknownTypeError
-from kprobes.guest.guest import GuestMemory
+from kprobes.guest.guest import Guest, GuestMemory
+from kprobes.image.system_calls import system_call_names
 from kprobes.model.abi import WALK_STACK, WALK_USER_STACK, Readers, TaskAbi
 from kprobes.model.kernel import Kernel, Types, place_of
 from kprobes.sinks.names import TraceSource
@@ -146,18 +147,34 @@ def _migration_disabled(types: Types | None) -> tuple[int, int] | None:
         return None
 
 
-def trace_source(kernel: Kernel, cpus: int, *, has_ns: bool) -> TraceSource:
+class _SystemCalls:
+    # Read when the first name is asked for.
+    def __init__(self, guest: Guest) -> None:
+        self._guest = guest
+
+    def __call__(self, number: int) -> str:
+        return self._names.get(number, "")
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        with self._guest.readable():
+            return system_call_names(self._guest.memory, self._guest.kernel)
+
+
+def trace_source(guest: Guest, cpus: int, *, has_ns: bool) -> TraceSource:
     """Return what sinks need to know of a guest's kernel.
 
     Args:
-        kernel: that runs there.
+        guest: whose kernel.
         cpus: how many it may have.
         has_ns: whether time stamps are nanoseconds.
     """
+    kernel = guest.kernel
     return TraceSource(
         version=kernel.version,
         cpus=cpus,
         symbol_at=partial(place_of, kernel.symbols),
+        system_call=_SystemCalls(guest),
         trampoline=kretprobe_trampoline(kernel),
         has_ns=has_ns,
         release=kernel.release,

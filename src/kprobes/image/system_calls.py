@@ -17,6 +17,7 @@ from kprobes.errors import MemoryFault
 from kprobes.model.kernel import Kernel
 from kprobes.ports import Memory
 
+_META = "__syscall_meta__"
 _MOST, _COUNT = 6, 0x7F
 _TEXT, _PAGE = 64, 4096
 
@@ -35,6 +36,18 @@ class SystemCall(Struct, frozen=True, kw_only=True):
     parameters: tuple[tuple[str, str], ...] | None = None
 
 
+def system_call_names(memory: Memory, kernel: Kernel) -> dict[int, str]:
+    """Return the names of system calls, ``sys_openat``, by their numbers, where a kernel tells.
+
+    Args:
+        memory: of the kernel, which may run: it is only read.
+        kernel: that has them.
+    """
+    found = kernel.symbols.glob(f"{_META}*")
+    calls = (read_system_call(memory, kernel, each.name.removeprefix(_META)) for each in found)
+    return {call.number: f"sys_{call.name}" for call in calls if call.number is not None}
+
+
 def read_system_call(memory: Memory, kernel: Kernel, name: str) -> SystemCall:
     """Return what a kernel tells of a system call.
 
@@ -43,7 +56,7 @@ def read_system_call(memory: Memory, kernel: Kernel, name: str) -> SystemCall:
         kernel: that has it.
         name: ``openat``.
     """
-    meta = kernel.symbols.find(f"__syscall_meta__{name}")
+    meta = kernel.symbols.find(f"{_META}{name}")
     if meta is None:
         return SystemCall(name=name)
     with suppress(MemoryFault):

@@ -64,6 +64,7 @@ class Modifier(StrEnum):
     SYM = "sym"
     SYM_OFFSET = "sym-offset"
     EXECNAME = "execname"
+    SYSCALL = "syscall"
     LOG2 = "log2"
     BUCKETS = "buckets"
     USECS = "usecs"

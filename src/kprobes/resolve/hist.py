@@ -42,9 +42,11 @@ _MISSING = {
     **dict.fromkeys((USER_STACKTRACE, USER_STACK), _NO_STACK.format("userstacktrace")),
     "common_flags": "a record has them in another form",
     "common_preempt_count": "a record has it in another form",
-    ".syscall": "names of system calls are not known here",
 }
-_OF_RECORD = {"tgid": "records have the pid of a task's process if it is asked for: -O record-tgid"}
+_OF_RECORD = {
+    "tgid": "records have the pid of a task's process if it is asked for: -O record-tgid",
+    ".syscall": "names of system calls are known where hits are counted in a guest",
+}
 _OF_GUEST = {"common_timestamp": "in a guest times are counters, which the host makes times"}
 
 

@@ -157,6 +157,11 @@ def _number(addr: int) -> str:
     return f"{addr:#x}"
 
 
+def _unknown(number: int) -> str:
+    del number
+    return ""
+
+
 class TraceSource(Struct, frozen=True, kw_only=True):
     """The traced kernel, as far as its trace file's looks depend on it.
 
@@ -166,6 +171,7 @@ class TraceSource(Struct, frozen=True, kw_only=True):
         entries: how many events there will be, or None while they are still coming.
         symbol_at: an address to what ``%pS`` prints for it, ``sym+0x1/0x40 [mod]``; as a
             number when no symbols are known.
+        system_call: the number of a system call to its name, ``sys_openat``, or "".
         trampoline: where functions return to that the guest's own return probes have taken over,
             where its trace file has no name for that; else None.
         has_ns: whether times are nanoseconds, as all clocks of guests have them; else they are
@@ -182,6 +188,7 @@ class TraceSource(Struct, frozen=True, kw_only=True):
     cpus: int
     entries: int | None = None
     symbol_at: Callable[[int], str] = _number
+    system_call: Callable[[int], str] = _unknown
     trampoline: int | None = None
     has_ns: bool = True
     has_wide_numbers: bool = False
