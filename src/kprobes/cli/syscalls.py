@@ -19,9 +19,9 @@ examples:
   kprobe syscalls -t qemu:localhost:1234 '*stat*'
   kprobe syscalls --format json
 
-One is probed by its name, with its arguments by theirs: kprobe trace 'p sys_openat filename:ustring';
-all of them by their number: kprobe trace 't sys_enter id'. $arg1 to $arg6 are there always, numbers
-and names where the kernel has events for system calls (CONFIG_FTRACE_SYSCALLS).
+One is probed by its name: kprobe trace 'p sys_openat filename:ustring'; all of them by number:
+kprobe trace 't sys_enter id'. $arg1 to $arg6 are there always, numbers and names where the kernel
+has events for system calls (CONFIG_FTRACE_SYSCALLS).
 
 Exit status: 0 done, 1 nothing matches, 2 usage, 3 target unreachable."""
 
