@@ -17,7 +17,7 @@ from kprobes.guest.notes import NotesWriter, as_journal, begin_notes, find_notes
 from kprobes.model.plan import InstanceTable
 from kprobes.plan.ftrace import DISABLED
 from kprobes.units import Addr, Phys
-from tests.build.guest import DATA, GuestWithSites, make_arena, make_guest
+from tests.build.guest import CODE, DATA, GuestWithSites, make_arena, make_guest
 
 ARENA = replace(make_arena(), patches=8)
 INSTANCES = InstanceTable(addr=Addr(0x10), count=4, stride=64, trampoline=Addr(0x20))
@@ -154,6 +154,20 @@ def test_what_there_is_no_room_for_is_told(made: GuestWithSites) -> None:
 
     (notes,) = find_notes(made.guest)
     assert (notes.patches, notes.instances, len(notes.live)) == (None, None, 2)
+
+
+def test_notes_of_more_memory_than_they_have_room_for_are_none(made: GuestWithSites) -> None:
+    written = _allocated()
+    for number in range(100):
+        point = Allocation(kind=Kind.TRACEPOINT, addr=DATA + number, size=CODE)
+        written.allocations.begin(Call(frame=1, trap=2, allocates=point))
+        written.allocations.end(0)
+    before = made.guest.memory.read(ARENA.notes + NOTES_PAGE, 16)
+
+    NotesWriter(made.guest.memory, ARENA, written).write()
+
+    assert [*find_notes(made.guest)] == []
+    assert made.guest.memory.read(ARENA.notes + NOTES_PAGE, 16) == before
 
 
 @pytest.mark.parametrize("at", [32, 40, 48, 56, 64, 70])
