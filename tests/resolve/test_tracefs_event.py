@@ -147,3 +147,22 @@ def test_a_column_of_the_line_is_one_of_the_definition() -> None:
     assert text[declaration.column(line, line.index("%dx")) :].startswith("count")
     assert declaration.column(line, line.index("name")) == 0
     assert declaration.column(line, len(line) + 1) == len(text) + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("f vfs_read a=$arg1", "p:g/e vfs_read a=%di"),
+        ("f vfs_read%return", "r:g/e vfs_read"),
+        ("f vfs_read $retval", "r:g/e vfs_read arg1=$retval"),
+    ],
+)
+def test_events_of_functions_are_written_as_kprobe_events(text: str, line: str) -> None:
+    assert to_kprobe_event(resolved(text), OLD, X86_64).line("g", "e").startswith(line)
+
+
+def test_tracepoints_are_of_guests() -> None:
+    with pytest.raises(DefinitionError) as caught:
+        to_kprobe_event(resolved("t opened"), NEW, X86_64)
+
+    assert (caught.value.code, caught.value.column) == ("NOT_YET", 0)
