@@ -51,7 +51,7 @@ _WRONG_NAMES = (
     *("9a", "a-b", "one/9a", "/a", "o!e/a", "one/", "one/a/b", "x" * 64, f"{'g' * 64}/a", "a b"),
     "sched/sched_switch",
 )
-_WRONG_HEADS = ("q:a", "p3:a", "r0:a", "r4097:a", "rx:a", "r5x:a", "f:a", ":a", "-a")
+_WRONG_HEADS = ("q:a", "p3:a", "r0:a", "r4097:a", "rx:a", "r5x:a", "e:a", ":a", "-a")
 _FILTERS = (
     *("0", "0", "x > 5", "x != 0x10", "y == 3 || common_pid > 1", "common_pid > 10", " x == 1 "),
     *('comm == "cat"', 'x ~ "c*"', "x & 3 && !(y < 7)", "0 "),
