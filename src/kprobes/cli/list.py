@@ -83,23 +83,19 @@ def _probeable(args: argparse.Namespace) -> "list[Function]":
     from kprobes.cli.options import is_host
 
     is_typed = args.verbose or args.format == "json"
-    if args.tracepoints:
-        from kprobes.cli.target import guest_of
-        from kprobes.inspect.status import tracepoints
-
-        if is_host(args):
-            raise UsageError("tracepoints are probed in guests: --target must name one")
-        with guest_of(args) as guest:
-            return tracepoints(guest.kernel, pattern=args.pattern)
     if is_host(args):
+        if args.tracepoints:
+            raise UsageError("tracepoints are probed in guests: --target must name one")
         from kprobes.cli.target import this_machine
         from kprobes.host.check import probeable_here
 
         return probeable_here(this_machine(), pattern=args.pattern, is_typed=is_typed)
     from kprobes.cli.target import guest_of
-    from kprobes.inspect.status import probeable
+    from kprobes.inspect.status import probeable, tracepoints
 
     with guest_of(args) as guest:
+        if args.tracepoints:
+            return tracepoints(guest.kernel, pattern=args.pattern)
         _print_why_not(guest)
         memory, kernel, info = guest.memory, guest.kernel, guest.arch.site
         return probeable(memory, kernel, info, pattern=args.pattern, is_typed=is_typed)

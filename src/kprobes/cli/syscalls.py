@@ -65,9 +65,12 @@ def as_text(calls: "Sequence[SystemCall]") -> str:
 
 
 def _declared(call: "SystemCall") -> str:
+    from kprobes.cli.words import declare
+    from kprobes.model.kernel import Parameter
+
     if call.parameters is None:
         return "(?)"
-    declared = (f"{type_}{'' if type_.endswith('*') else ' '}{n}" for n, type_ in call.parameters)
+    declared = (declare(Parameter(name=name, type=type_)) for name, type_ in call.parameters)
     return f"({', '.join(declared) or 'void'})"
 
 

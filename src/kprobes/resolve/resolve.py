@@ -255,24 +255,21 @@ def resolve(
     if definition.args or definition.kind is Kind.RETURN or has_extra:
         expanded, fetched = _expand_and_fetch(definition, kernel, arch, target)
         shape = lay_out(fetched, has_caller=definition.kind is Kind.RETURN)
-    addr = ip = ip_of(target, locate)
-    symbol = kernel.symbols.at(addr) or target.function
-    if definition.type is EventType.TRACEPOINT:
-        addr = find_tracepoint(definition, kernel)
+    ip = ip_of(target, locate)
+    symbol = kernel.symbols.at(ip) or target.function
+    is_tracepoint = definition.type is EventType.TRACEPOINT
     return Resolved(
         definition=expanded,
         function=target.function.addr,
-        addr=addr,
+        addr=find_tracepoint(definition, kernel) if is_tracepoint else ip,
         layout=record_layout(expanded, shape, event_id=event_id, ip=ip, symbol=symbol),
-        fetches=tuple(
-            FieldFetch(
-                field=field,
-                operand=arg.operand,
-                bit_offset=arg.bit_offset,
-                bit_width=arg.bit_width,
-            )
-            for field, arg in zip(shape.fields, fetched, strict=True)
-        ),
+        fetches=tuple(map(_field_fetch, shape.fields, fetched)),
+    )
+
+
+def _field_fetch(field: Field, arg: Fetched) -> FieldFetch:
+    return FieldFetch(
+        field=field, operand=arg.operand, bit_offset=arg.bit_offset, bit_width=arg.bit_width
     )
 
 
