@@ -52,7 +52,7 @@ from kprobes.plan.strategy import Wish
 from kprobes.ports import Memory
 from kprobes.resolve.place import Locate, find_function, find_target
 from kprobes.resolve.resolve import check_parameters, check_variables, resolve, resolve_arguments
-from kprobes.resolve.system_call import find_system_call, number_parameters
+from kprobes.resolve.system_call import NAMED, find_system_call, number_parameters
 from kprobes.units import Addr
 
 _MANY = 64
@@ -300,7 +300,7 @@ class Places:
         # The kernel's types know the arguments of few system calls.
         if find_system_call(definition, self.kernel) is None:
             return definition
-        name = definition.place.symbol.removeprefix("sys_")
+        name = definition.place.symbol.removeprefix(NAMED)
         found = read_system_call(self.text.open_memory(), self.kernel, name)
         return number_parameters(definition, found.parameters or ())
 
