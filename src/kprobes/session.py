@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, SupportsIndex, TypeVar, Unpack
+from typing import Generic, Self, SupportsIndex, TypeVar, Unpack
 
 from msgspec.structs import replace
 
@@ -19,12 +19,13 @@ from kprobes.event_table import EventTable, TraceProbe
 from kprobes.event_triggers import with_synthetic_fields
 from kprobes.guest.override import ActiveOverride
 from kprobes.handlers import signature
+from kprobes.handlers.breakpoints import Breakpoint
 from kprobes.handlers.live import LiveKernel
-from kprobes.handlers.memory import MAX_STRING
 from kprobes.handlers.probe import Probe
+from kprobes.handlers.registers import Registers
 from kprobes.handlers.registry import Registry
-from kprobes.image.log import LogRecord
 from kprobes.limits import LimitThread, LoadWindow
+from kprobes.live_access import LiveAccess
 from kprobes.model.definition import Definition, SyntheticFields, SyntheticFieldWords
 from kprobes.model.events import Counts, Event, Hits, each_event
 from kprobes.model.kernel import Kernel
@@ -46,7 +47,7 @@ _Driver_co = TypeVar("_Driver_co", bound=Driver, covariant=True)
 _Commands_co = TypeVar("_Commands_co", bound=Commands, covariant=True)
 
 
-class Session(Generic[_Driver_co, _Commands_co]):
+class Session(LiveAccess, Generic[_Driver_co, _Commands_co]):
     """One kernel that can be probed: of a guest that was booted, or attached to, or this machine's.
 
     What a kernel cannot do is a ``NotSupportedError``.
@@ -489,6 +490,25 @@ class Session(Generic[_Driver_co, _Commands_co]):
         self._check_open()
         return self.driver.functions.call(function, args, timeout_s)
 
+    def breakpoint(
+        self, place: str, condition: Callable[[Registers], object] | None = None
+    ) -> Breakpoint:
+        """Return a breakpoint, at which the guest is stopped when it is waited for.
+
+        ``with kernel.breakpoint("vfs_write", lambda regs: regs.args.count > 100) as point:
+        stop = point.wait(); print(stop.stack()); stop.go()``
+
+        Args:
+            place: as of ``kprobe``.
+            condition: of a hit, asked with its registers; None for each.
+
+        Raises:
+            DefinitionError, RefusedError: there is no such place, or no probe can be there.
+        """
+        point = Breakpoint(self, self.live, place, condition, self.driver.check)
+        self._resources.callback(point.close)
+        return point
+
     def override(
         self, function: str, *, returns: int, **options: Unpack[OverrideWords]
     ) -> ActiveOverride:
@@ -522,44 +542,6 @@ class Session(Generic[_Driver_co, _Commands_co]):
             options: as of ``override``.
         """
         return self.override(function, returns=errno_value(errno), **with_comm(options, comm))
-
-    def read(self, addr: SupportsIndex, size: int) -> bytes:
-        """Return exactly ``size`` bytes of the kernel's memory, or raise MemoryFault."""
-        return self.live.read(addr, size)
-
-    def read_u64(self, addr: SupportsIndex) -> int:
-        """Return the u64 at an address of the kernel, or raise MemoryFault."""
-        return self.live.read_u64(addr)
-
-    def string(self, addr: SupportsIndex, max_size: int = MAX_STRING) -> str:
-        """Return the text at an address of the kernel, up to its NUL, or raise MemoryFault."""
-        return self.live.string(addr, max_size)
-
-    def write(self, addr: SupportsIndex, data: bytes) -> None:
-        """Write the kernel's data; MemoryFault where that is impossible, RefusedError for code."""
-        self.live.write(addr, data)
-
-    def log(self, since: int = 0) -> Sequence[LogRecord]:
-        """Return the kernel's own log from message number ``since`` on, also of a dead guest.
-
-        ``for each in kernel.log(): print(each.ts_ns, each.text)``
-
-        Raises:
-            TargetError: it cannot be found.
-        """
-        return self.live.log(since)
-
-    def symbol(self, addr: SupportsIndex) -> str:
-        """Return an address as ``%pS`` prints it: ``vfs_read+0x1a/0x2d0``."""
-        return self.live.symbol(addr)
-
-    def address(self, name: str) -> int:
-        """Return where a symbol is; UnknownSymbolError when there is none."""
-        return self.live.address(name)
-
-    def object(self, type_: str, addr: SupportsIndex) -> Any:
-        """Return what is at an address: ``kernel.object("struct file", addr).f_mode``."""
-        return self.live.object(type_, addr)
 
     def close(self) -> None:
         """Put the kernel back as it was and let go of it."""

@@ -47,6 +47,7 @@ def kprobe(guest: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """The command, where the examples' files are, with the guest as what is meant."""
     (tmp_path / "probes.txt").write_text(f"{OPEN}\n")
     (tmp_path / "a.out").touch()
+    (tmp_path / "tasks.py").write_text("print(prog['init_task'].comm)\n")
     (tmp_path / "prog.o").write_bytes((FOLDER / "gcc-fentry.o").read_bytes())
     for name in ("kprobe.rec", "reads.rec"):
         (tmp_path / name).write_bytes(recorded(200, since=12_600_000_000))
@@ -69,6 +70,7 @@ _SHOWS = {
     "info": rb"6\.1\.0",
     "list": rb"\b(vfs_read|do_sys_openat2|sched_switch)\b",
     "record": rb"^kprobes\n|^$",
+    "repl": rb"\(char \[16\]\)\"(init|swapper/0|\w+)\"",
     "report": rb"(# tracer: nop[^$]*|\"event\":\")read|TIME +CPU +TASK +PID +EVENT[^\n]*\n",
     "sites": rb"call __fentry__|vfs_read",
     "stats": rb"EVENT +HITS|\"hits\": ",

@@ -178,22 +178,29 @@ class Btf:
         """Return names and types of a prototype's parameters; ("", 0) at the end means more."""
         return [(self.index.string(name), number) for name, number in self.extra(proto).tolist()]
 
+    def places_in_sections(self) -> dict[int, int]:
+        """Return where each variable is in its section, in bytes, by its id."""
+        found: dict[int, int] = {}
+        for number in np.flatnonzero(self.index.kinds == Kind.DATASEC).tolist():
+            found |= {var: at for var, at, _ in self.extra(self.type(number)).tolist()}
+        return found
+
     def enumerators(self, enum: Type) -> Iterator[tuple[int, str]]:
         """Return value and name of each enumerator; nothing for other kinds."""
         if enum.kind in (Kind.ENUM, Kind.ENUM64):
             for name, *words in self.extra(enum).tolist():
                 yield self._value(enum, words), self.index.string(name)
 
-    def enumerator(self, name: str) -> int | None:
-        """Return the value of an enumerator, by its name alone, or None when there is none."""
+    def find_enumerator(self, name: str) -> tuple[int, int] | None:
+        """Return its enum's id and its value, by its name alone, or None when there is none."""
         for offset in self.index.strings_equal(name):
             for place in np.flatnonzero(self.index.words == offset).tolist():
-                value = self._enumerator_at(place)
-                if value is not None:
-                    return value
+                found = self._enumerator_at(place)
+                if found is not None:
+                    return found
         return None
 
-    def _enumerator_at(self, place: int) -> int | None:
+    def _enumerator_at(self, place: int) -> tuple[int, int] | None:
         # The word at ``place`` is an enumerator's name only if an enum's member begins there.
         number = int(np.searchsorted(self.index.at, place, side="right")) - 1
         found = self.type(number)
@@ -202,7 +209,7 @@ class Btf:
         row, column = divmod(place - int(self.index.at[number]) - 3, EACH[found.kind])
         if row < 0 or column:
             return None
-        return self._value(found, self.extra(found)[row, 1:].tolist())
+        return number, self._value(found, self.extra(found)[row, 1:].tolist())
 
     def _value(self, enum: Type, words: list[int]) -> int:
         low, *high = words

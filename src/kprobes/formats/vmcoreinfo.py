@@ -64,10 +64,13 @@ def parse(text: bytes) -> VmcoreInfo:
 
 def find(data: bytes) -> Iterator[VmcoreInfo]:
     """Return every text in a piece of memory that names a symbol."""
+    return (info for text in find_texts(data) if (info := parse(text)).symbols)
+
+
+def find_texts(data: bytes) -> Iterator[bytes]:
+    """Return every text in a piece of memory, up to its NUL."""
     for match in _START.finditer(data):
-        info = parse(data[match.start() : match.start() + _SIZE])
-        if info.symbols:
-            yield info
+        yield data[match.start() : match.start() + _SIZE].split(b"\0")[0]
 
 
 def _number(value: str, base: int) -> int | None:

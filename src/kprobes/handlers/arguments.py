@@ -10,6 +10,7 @@ from operator import index
 from typing import Any, SupportsIndex
 
 import msgspec
+from msgspec.structs import replace
 
 from kprobes.arch.arch import Arch, Passed, ReturnOps
 from kprobes.errors import MemoryFault, RefusedError, UnknownTypeError, UsageError
@@ -161,7 +162,7 @@ def _declared(type_: str, name: str) -> str:
 def _struct(argument: Argument, raw: int, typed: Typed) -> Struct:
     data = raw.to_bytes(8 * len(argument.passed.registers), "little")
     memory = _PassedMemory(data, typed.memory)
-    there = Typed(memory=memory, types=typed.types, symbols=typed.symbols)
+    there = replace(typed, memory=memory)
     return Struct(there, argument.number, _PASSED)
 
 

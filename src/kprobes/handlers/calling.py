@@ -5,7 +5,6 @@ What goes wrong in a handler: said once for each kind, and counted.
 
 import inspect
 import logging
-import time
 import traceback
 from collections.abc import Callable
 from types import CodeType
@@ -120,7 +119,7 @@ def call_handler(
         given: to the handler.
         on_fault: is asked about memory that is not there, or None.
     """
-    began = time.monotonic()
+    began = probe.clock()
     try:
         returned = getattr(probe, word)(*given)
     except MemoryFault as fault:
@@ -128,7 +127,7 @@ def call_handler(
     except (Exception, SystemExit) as error:  # noqa: BLE001 - code of the user's: anything
         report.error(probe, word, error)
         return FAILED
-    if time.monotonic() - began > probe.timeout_s:
+    if probe.clock() - began > probe.timeout_s:
         what = f"took longer than {probe.timeout_s:g} s: the CPU had gone on without it"
         report.notice(probe, word, what)
     return Outcome(is_well=True, returned=returned)

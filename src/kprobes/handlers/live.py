@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from kprobes.errors import MemoryFault, UnknownTypeError, UsageError
 from kprobes.guest.guest import Guest
@@ -10,6 +10,10 @@ from kprobes.handlers.memory import MAX_STRING, NoUser, TaskMemory, task_memory
 from kprobes.handlers.values import DataMemory, Pointer, Typed, load, pointer_to
 from kprobes.image.log import MOST, KernelLog, LogRecord
 from kprobes.model.kernel import Types, place_of
+
+if TYPE_CHECKING:
+    # An extra.
+    from drgn import Program
 
 _TASK = "struct task_struct"
 
@@ -22,6 +26,7 @@ class LiveKernel:
         self._find_guest = find_guest
         guest, memory = self.guest, self.guest.memory
         self._memory = TaskMemory(memory.ram, memory.tables, NoUser(), task_size=guest.task_size)
+        self._program: Program | None = None
 
     def __repr__(self) -> str:
         """Return what it is: which kernel."""
@@ -94,6 +99,21 @@ class LiveKernel:
         typed = self.typed(self._memory)
         return load(typed, self._number(typed.types, type_), index(addr))
 
+    def program(self) -> "Program":
+        """Return the kernel as a Program of drgn's, made when it is asked for first.
+
+        Raises:
+            UsageError: drgn is not installed, or the kernel has no types.
+        """
+        if self._program is None:
+            try:
+                from kprobes.drgn.program import make_program
+            except ModuleNotFoundError as error:
+                raise UsageError("drgn is not installed: pip install 'kprobes[drgn]'") from error
+            self.types_for("")
+            self._program = make_program(self._find_guest)
+        return self._program
+
     def memory_of(self, page_table: int) -> TaskMemory:
         """Return all memory of the task that a page table belongs to."""
         guest = self.guest
@@ -106,7 +126,7 @@ class LiveKernel:
             UsageError: the kernel has no types.
         """
         types, symbols = self.types_for(module), self.guest.kernel.symbols
-        return Typed(memory=memory, types=types, symbols=symbols)
+        return Typed(memory=memory, types=types, symbols=symbols, program=self.program)
 
     def types_for(self, module: str) -> Types:
         """Return the types of a module, or of the kernel itself (``""``).

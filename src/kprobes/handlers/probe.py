@@ -16,6 +16,7 @@ Written down in Documentation/trace/kprobes.rst and include/linux/kprobes.h.
 """
 
 import inspect
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace, TracebackType
@@ -70,6 +71,7 @@ class Probe:
         hits: how often a handler was called.
         errors: how many calls ended in an exception; what they had changed was forgotten.
         is_enabled: whether handlers are called.
+        clock: the seconds by which a handler takes too long.
     """
 
     symbol_name: str = ""
@@ -79,6 +81,7 @@ class Probe:
     hits: int = field(default=0, init=False)
     errors: int = field(default=0, init=False)
     is_enabled: bool = field(default=True, init=False)
+    clock: Callable[[], float] = field(default=time.monotonic, init=False)
     _missed: int = field(default=0, init=False)
     _registration: Registration | None = field(default=None, init=False)
 

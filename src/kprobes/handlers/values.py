@@ -5,9 +5,9 @@ Numbers are Python's own integers, read at once. Nothing is cached: two reads ma
 """
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import index
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -15,6 +15,10 @@ from kprobes.errors import UnknownTypeError
 from kprobes.handlers.memory import MAX_STRING, bit_field, check_number, number, pattern
 from kprobes.model.kernel import CType, MemberPlace, Symbols, TypeKind, Types, place_of
 from kprobes.units import U64
+
+if TYPE_CHECKING:
+    # An extra.
+    from drgn import Object, Program
 
 _NEAR = 3
 
@@ -36,11 +40,16 @@ class DataMemory(Protocol):
 
 
 class Typed(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory, and the types of what is in it."""
+    """Memory, and the types of what is in it.
+
+    Attributes:
+        program: returns the kernel as drgn has it, or raises UsageError.
+    """
 
     memory: DataMemory
     types: Types
     symbols: Symbols
+    program: "Callable[[], Program]"
 
 
 class Struct:
@@ -87,6 +96,15 @@ class Struct:
     def address_of_(self) -> "Pointer":
         """Return a pointer to it."""
         return pointer_to(self.typed_, self.number_, self.address_)
+
+    def drgn_(self) -> "Object":
+        """Return it as drgn has it.
+
+        Raises:
+            UsageError: drgn is not installed.
+            LookupError: its type has no name.
+        """
+        return _object(self, address=self.address_)
 
     def bytes_(self) -> bytes:
         """Return what memory holds of it."""
@@ -142,6 +160,10 @@ class Pointer:
     def __setattr__(self, name: str, value: Any) -> None:
         struct = _pointee(self, name)
         _store_member(struct, _place(struct, name), index(value))
+
+    def drgn_(self) -> "Object":
+        """Return it as drgn has it; errors as of a struct."""
+        return _object(self, self.address_)
 
     def __getitem__(self, index: int) -> Any:
         return load(self.typed_, self.target_, self._at(index))
@@ -247,6 +269,10 @@ class Array:
     def __str__(self) -> str:
         return self.string() if self._is_text() else repr(list(self))
 
+    def drgn_(self) -> "Object":
+        """Return it as drgn has it; errors as of a struct."""
+        return _object(self, address=self.address_)
+
     def bytes_(self) -> bytes:
         """Return what memory holds of it."""
         size = self._length * _size(self.typed_.types, self._element)
@@ -274,6 +300,14 @@ class Array:
             raise IndexError(f"{index} in {self.type_}")
         index += self._length if index < 0 else 0
         return self.address_ + index * _size(self.typed_.types, self._element) & U64
+
+
+def _object(value: "Struct | Pointer | Array", *given: int, **others: int) -> "Object":
+    # Of drgn's, which is an extra: the program says so first where it is not there.
+    prog = value.typed_.program()
+    from drgn import Object
+
+    return Object(prog, value.type_, *given, **others)
 
 
 def load(typed: Typed, type_: int, address: int) -> Any:

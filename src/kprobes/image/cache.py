@@ -1,6 +1,6 @@
 """Symbols of kernels seen before: XDG_CACHE_HOME/kprobes/kernels/BUILDID/DIGEST.
 
-    kprobes-kernel-3 SHA256\n         of all that follows
+    kprobes-kernel-4 SHA256\n         of all that follows
     {"link": ..., ...}   \n         padded with blanks to a multiple of 8 bytes
     u64 addrs[n]; u32 starts[n]; u8 types[n]; u8 blob[];
 
@@ -28,7 +28,7 @@ from kprobes.formats.kallsyms import SymbolTable
 from kprobes.image.build import Build, Source, digest_of
 from kprobes.ports import Memory
 
-_MAGIC = "kprobes-kernel-3"
+_MAGIC = "kprobes-kernel-4"
 """With a number that grows when more is found in a kernel: old files lack it."""
 _FIRST_LINE = len(_MAGIC) + 1 + 64 + 1
 _MAX_HEADER = 1 << 16

@@ -65,10 +65,10 @@ class BtfTypes:
 
     def enumerator(self, name: str) -> int:
         """Return an enumerator's value by its name alone; UnknownTypeError when there is none."""
-        value = self.btf.enumerator(name)
-        if value is None:
+        found = self.btf.find_enumerator(name)
+        if found is None:
             raise UnknownTypeError(f"no enumerator {name} in this kernel's types")
-        return value
+        return found[1]
 
     def function(self, name: str) -> Prototype | None:
         """Return a function's signature, or None when the types have none."""
