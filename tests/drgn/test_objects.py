@@ -69,7 +69,7 @@ def test_variables_are_what_is_declared() -> None:
     }
     prog = program(types_of_variables(), places)
 
-    shown = {name: prog.variable(name).type_.type_name() for name in list(places)[:5]}
+    shown = {name: prog[name].type_.type_name() for name in list(places)[:5]}
 
     assert shown == {
         "init_task": "struct task_struct",

@@ -107,7 +107,6 @@ class Breakpoint:
         self._live, self._condition, self._check = live, condition, check
         self._wait: _Wait | None = None
         self._paused = ExitStack()
-        self._lock = threading.Lock()
         self._probe = Kprobe(symbol_name=place, pre_handler=self._handle, timeout_s=MAX_TIMEOUT_S)
         # A vCPU waits by the guest's time, which stands still while the guest does.
         self._probe.clock = lambda: time.monotonic() - live.guest.stub.paused_s
@@ -165,15 +164,12 @@ class Breakpoint:
             if wait.came.wait(min(left_s, _POLL_S)):
                 return
             self._check()
-        with self._lock:
-            wait.is_over = True
 
     def _let_go(self, wait: "_Wait") -> None:
         if self._wait is not wait:
             # It went long ago, and the guest may stand here anew.
             return
-        with self._lock:
-            self._wait, wait.is_over = None, True
+        self._wait = None
         wait.goes.set()
         self._paused.close()
 
@@ -183,11 +179,9 @@ class Breakpoint:
         wait = self._wait
         if wait is None or (self._condition is not None and not self._condition(regs)):
             return False
-        with self._lock:
-            if wait.is_over or wait.regs is not None:
-                return False
-            wait.regs = regs
+        wait.regs = regs
         wait.came.set()
+        # At once if nobody waits any more.
         wait.goes.wait()
         return regs.pc_ in regs.changed_
 
@@ -196,5 +190,4 @@ class _Wait:
     # One wait for a hit, by its own thread and the one that answers vCPUs.
     def __init__(self) -> None:
         self.regs: Registers | None = None
-        self.is_over = False
         self.came, self.goes = threading.Event(), threading.Event()
