@@ -1,21 +1,21 @@
-"""Objects of tests/build/objects/entries.c, as gcc 12 and clang 19 make them.
+"""Objects of tests/build/objects/entries.c and source.c, as gcc 12 and clang 19 make them.
 
 They are kept as they are, so that who reads them needs no compiler; `python -m tests.build.objects`
 makes them anew where both are installed.
 """
 
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "objects"
 SOURCE = FOLDER / "entries.c"
+LINES = FOLDER / "source.c"
 _GCC = "gcc -O2 -fcf-protection=none"
 _CLANG = "clang-19 -O2 --target=x86_64-linux-gnu"
 _ARM64 = "clang-19 -O2 --target=aarch64-linux-gnu"
 _FENTRY = "-pg -mfentry -mrecord-mcount"
 _LINKED = "-shared -nostdlib -Wl,-z,noseparate-code -Wl,--build-id=none -Wl,-z,lazy"
-COMMANDS: Mapping[str, str] = {
+COMMANDS: dict[str, str] = {
     "gcc-pg.o": f"{_GCC} -pg -c",
     "gcc-fentry.o": f"{_GCC} {_FENTRY} -c",
     "gcc-nop.o": f"{_GCC} {_FENTRY} -mnop-mcount -fno-pic -c",
@@ -38,16 +38,22 @@ COMMANDS: Mapping[str, str] = {
     "arm64-linked.so": f"{_ARM64} -pg -fPIC -fuse-ld=/usr/lib/llvm-19/bin/ld.lld {_LINKED}",
 }
 """By name: the compiler and its options."""
+WITH_LINES: dict[str, str] = {
+    "lines-4.so": f"gcc -O2 -g -gdwarf-4 -fPIC {_LINKED}",
+    "lines-5.so": f"gcc -O2 -g -gdwarf-5 -fPIC {_LINKED}",
+}
+"""Likewise, of source.c, with debug information."""
 
 
 def make(name: str, folder: Path) -> Path:
     """Compile one into a folder; return where it is."""
     path = folder / name
-    command = [*COMMANDS[name].split(), str(SOURCE), "-o", str(path)]
+    source = SOURCE if name in COMMANDS else LINES
+    command = [*(COMMANDS | WITH_LINES)[name].split(), source.name, "-o", str(path)]
     subprocess.run(command, check=True, cwd=FOLDER)
     return path
 
 
 if __name__ == "__main__":
-    for each in COMMANDS:
+    for each in (*COMMANDS, *WITH_LINES):
         make(each, FOLDER)

@@ -17,6 +17,7 @@ from kprobes.cli import guest as guest_command
 from kprobes.cli import main
 from kprobes.transport.qemu import Machine
 from tests.build.command import OPEN, WAIT_S, Command, read_line
+from tests.build.debug_info import debug_vmlinux
 from tests.build.objects import FOLDER
 from tests.build.recorded import recorded
 from tests.system import test_documented_traces
@@ -24,6 +25,7 @@ from tests.system import test_documented_traces
 pytestmark = pytest.mark.guest
 
 _TARGET, _IMAGE = "qemu:localhost:1234", "/boot/vmlinuz"
+_DEBUG = "/usr/lib/debug/boot/vmlinux"
 
 
 def _examples(module: ModuleType) -> list[str]:
@@ -47,6 +49,8 @@ def kprobe(guest: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """The command, where the examples' files are, with the guest as what is meant."""
     (tmp_path / "probes.txt").write_text(f"{OPEN}\n")
     (tmp_path / "a.out").touch()
+    (tmp_path / "linux-6.1" / "fs").mkdir(parents=True)
+    (tmp_path / "linux-6.1" / "fs" / "open.c").write_text("{\n" * 2000)
     (tmp_path / "tasks.py").write_text("print(prog['init_task'].comm)\n")
     (tmp_path / "prog.o").write_bytes((FOLDER / "gcc-fentry.o").read_bytes())
     for name in ("kprobe.rec", "reads.rec"):
@@ -68,6 +72,7 @@ _SHOWS = {
     "flame": rb"vfs_read",
     "hist": rb" hits\n[^$]*\|#+",
     "info": rb"6\.1\.0",
+    "lines": rb"vfs_read\+0x|^do_sys_openat2 at fs/open\.c:1304\n",
     "list": rb"\b(vfs_read|do_sys_openat2|sched_switch)\b",
     "record": rb"^kprobes\n|^$",
     "repl": rb"\(char \[16\]\)\"(init|swapper/0|\w+)\"",
@@ -79,6 +84,7 @@ _SHOWS = {
     "status": rb"^$|no journal|all of them idle",
     "targets": rb"gdb\.sock",
     "trace": rb" open: \(",
+    "vars": rb"count +size_t|\"name\": \"count\"",
     "xray": rb"\b(vfs_read|do_sys_openat2)\b",
 }
 """What the output of each command has."""
@@ -93,6 +99,8 @@ def test_an_example_does_what_its_command_is_for(
     text = re.sub(r"^(kprobe trace .*)--duration 10s", r"\1--duration 180s --max-events 5", text)
     assert guest.kernel is not None
     text = text.replace(_IMAGE, str(guest.kernel))
+    if _DEBUG in text:
+        text = text.replace(_DEBUG, str(debug_vmlinux()))
     # Busybox's cat does not call vfs_read.
     job = guest.start("while :; do cat /proc/version; head -c 20 /proc/version; sleep 0.02; done")
     shown, is_shown = b"", False

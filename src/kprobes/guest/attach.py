@@ -8,7 +8,8 @@ where its page table is; that is enough to read the kernel, and nothing can be w
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 
 from msgspec import Struct
@@ -37,6 +38,7 @@ from kprobes.image.file import (
 from kprobes.image.find import Registers, find_spaces, read_kernel
 from kprobes.image.task_members import task_members
 from kprobes.model.kernel import Kernel
+from kprobes.model.source import SourceInfo
 from kprobes.transport.connect import connect, parse_target
 from kprobes.transport.find_ram import RAM_BACKENDS, open_ram
 from kprobes.transport.ram import GuestRam, ProcessPlace, ProcessRam, ProcessRun
@@ -155,7 +157,16 @@ def _read_guest(stub: Stub, ram: GuestRam, access: Access, let_run: Callable[[],
         task_size=machine.paging.task_size(found.tables),
         tables=found.tables,
         host=ram.host,
+        open_source=cache(partial(_open_source, kernel, ram.host, access)),
     )
+
+
+def _open_source(kernel: Kernel, host: ProcessPlace | None, access: Access) -> SourceInfo:
+    from kprobes.dwarf.source import open_source
+
+    named = [path for path in (access.image, access.symbols) if path is not None]
+    own = _own_files(kernel.release, kernel.build_id, host, access.tell)
+    return open_source(chain(named, own), kernel.arch, kernel.release, kernel.build_id)
 
 
 def registers_of(stub: Stub, machine: Machine) -> list[Registers]:

@@ -10,8 +10,9 @@ from contextlib import contextmanager, nullcontext
 from msgspec import Struct
 
 from kprobes.arch.arch import Arch
-from kprobes.errors import GuestReplacedError, MemoryFault
+from kprobes.errors import GuestReplacedError, MemoryFault, TargetError
 from kprobes.model.kernel import Kernel
+from kprobes.model.source import SourceInfo
 from kprobes.ports import MappedRun, Memory, Ram, Tables, Translator
 from kprobes.transport.ram import ProcessPlace, StubRam
 from kprobes.transport.stub import Stub
@@ -70,6 +71,11 @@ class GuestMemory:
     def set_u64(self, addr: int, value: int) -> None:
         """Write a little-endian u64."""
         self.write(addr, value.to_bytes(8, "little"))
+
+
+def no_source() -> SourceInfo:
+    """Raise TargetError: nobody knows where there is debug information."""
+    raise TargetError("lines and variables need debug information, and there is none here")
 
 
 class PageCache:
@@ -225,6 +231,7 @@ class Guest(Struct, frozen=True, kw_only=True, eq=False):
         tables: its kernel's page tables.
         host: where its RAM is in QEMU's memory, or None where that is not known.
         init_text: what only its boot uses, as long as that is there.
+        open_source: returns its kernel's debug information, or raises TargetError.
     """
 
     address: str
@@ -236,6 +243,7 @@ class Guest(Struct, frozen=True, kw_only=True, eq=False):
     tables: Tables
     host: ProcessPlace | None = None
     init_text: InitText | None = None
+    open_source: Callable[[], SourceInfo] = no_source
 
     @contextmanager
     def readable(self) -> Generator[None]:

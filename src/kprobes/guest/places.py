@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from kprobes.arch.arch import Arch
 from kprobes.errors import DefinitionError, FormatError, MemoryFault, RefusedError, UnknownTypeError
-from kprobes.guest.guest import Guest, PageCache, remembering
+from kprobes.guest.guest import Guest, PageCache, no_source, remembering
 from kprobes.guest.text import (
     Classified,
     Instructions,
@@ -46,12 +46,14 @@ from kprobes.model.definition import Definition, EventType, Kind
 from kprobes.model.kernel import Kernel, Symbol, Types, place_of
 from kprobes.model.plan import LONGEST_PATCH, Site, Strategy
 from kprobes.model.resolved import Resolved
+from kprobes.model.source import SourceInfo
 from kprobes.plan import ftrace
 from kprobes.plan.ftrace import Sites
 from kprobes.plan.strategy import Wish
 from kprobes.ports import Memory
-from kprobes.resolve.place import Locate, find_function, find_target
+from kprobes.resolve.place import Locate, find_function, find_target, ip_of
 from kprobes.resolve.resolve import check_parameters, check_variables, resolve, resolve_arguments
+from kprobes.resolve.source_place import at_lines, names_variables
 from kprobes.resolve.system_call import NAMED, find_system_call, number_parameters
 from kprobes.units import Addr
 
@@ -212,6 +214,7 @@ class Places:
         arch: its architecture.
         sites: of its function tracer.
         text: of the kernel.
+        open_source: returns the kernel's debug information, or raises TargetError.
     """
 
     def __init__(
@@ -236,6 +239,7 @@ class Places:
         self.arch = arch
         self.sites = sites
         self.text = text
+        self.open_source: Callable[[], SourceInfo] = no_source
         self._events = cache(events)
         self._check = cache(check)
 
@@ -248,6 +252,8 @@ class Places:
             RefusedError: no function is left.
         """
         self._check()
+        if definition.place.line is not None or names_variables(definition):
+            return self._at_lines(definition)
         if not definition.place.is_glob:
             return [definition]
         pattern, module = definition.function, definition.place.module
@@ -265,6 +271,19 @@ class Places:
                 f"{without} of them {why}, {len(with_site)} with a name that several functions have"
             )
         return [at_function(definition, name) for name in sorted(unique.values())]
+
+    def _at_lines(self, definition: Definition) -> list[Definition]:
+        # Of several places those where no probe can be are left out.
+        found = at_lines(definition, self.kernel, self.open_source())
+        if len(found) == 1:
+            return found
+        instructions, placed = self.instructions(), list[Definition]()
+        for each in found:
+            with suppress(RefusedError):
+                addr = ip_of(find_target(each, self.kernel, self.locate), self.locate)
+                self._site(addr, Wish(), instructions)
+                placed.append(each)
+        return placed or found[:1]
 
     def _with_place(self, found: Sequence[Symbol]) -> list[Symbol]:
         if len(self.sites.addrs):
@@ -504,7 +523,9 @@ def places_of(
     events = partial(read_events, guest.memory, guest.kernel)
     may_probe = partial(check, guest)
     text = text_of(guest, sites, patched)
-    return Places(text, guest.arch, sites, events=events, check=may_probe)
+    places = Places(text, guest.arch, sites, events=events, check=may_probe)
+    places.open_source = guest.open_source
+    return places
 
 
 def text_of(

@@ -43,6 +43,8 @@ def show_place(place: Place) -> str:
     """Return a place as a listing has it, which is also how a deletion must name it."""
     if place.addr is not None:
         return f"{place.addr:#018x}"
+    if place.line is not None:
+        return f"{place.symbol or place.file}:{place.line}"
     symbol = f"{place.module}:{place.symbol}" if place.module else place.symbol
     return f"{symbol}+{place.offset}" if place.offset else symbol
 

@@ -71,7 +71,13 @@ _PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!^-]+")
 # A pattern may hold [a-z], whose hyphen starts no offset.
 _UP_TO_OFFSET = re.compile(r"(?:\[[^\]]*\]|[^+-])*")
 _RETURN = "%return"
-_PLACES = "a place is SYMBOL, SYMBOL+OFFSET, MODULE:SYMBOL or an address"
+_LINE = re.compile(
+    r"(?:(?P<file>[\w./+-]+\.[chS])|(?P<function>[A-Za-z_][\w.]*)):(?P<line>\d{1,9})"
+)
+_PLACES = (
+    "a place is SYMBOL, SYMBOL+OFFSET, MODULE:SYMBOL, an address, or of the source SYMBOL:LINE or "
+    "FILE:LINE"
+)
 
 
 def read_place(word: Token) -> tuple[Place, bool]:
@@ -86,6 +92,10 @@ def read_place(word: Token) -> tuple[Place, bool]:
     addr = read_unsigned(word.text)
     if addr is not None:
         return Place(symbol="", offset=0, span=word.span, addr=Addr(addr)), False
+    if (line := _LINE.fullmatch(word.text)) is not None:
+        symbol, file = line["function"] or "", line["file"] or ""
+        number = int(line["line"])
+        return Place(symbol=symbol, offset=0, span=word.span, file=file, line=number), False
     if "/" in word.text and ":" in word.text:
         raise word.error(Code.NOT_KPROBE, hint="a path and an offset are a user-space probe")
     symbol, percent, suffix = word.text.partition("%")
@@ -131,7 +141,7 @@ _RETVAL = re.compile(r"\$retval(?![A-Za-z0-9_])")
 def _read_function(word: Token, words: Sequence[Token]) -> tuple[Place, bool]:
     # Of ``f``: as the kernel, which takes the return for the place where any word needs it.
     place, is_return = read_place(word)
-    if place.addr is not None or "+" in word.text:
+    if place.addr is not None or place.line is not None or "+" in word.text:
         hint = "f is at a function's entry or return; another place is probed by p"
         raise word.error(Code.BAD_PROBE_ADDR, hint=hint)
     return place, is_return or any(_RETVAL.search(each.text) for each in words)
@@ -361,6 +371,8 @@ def _read_start(head: Token, words: Sequence[Token]) -> _Start:
     else:
         place, is_return = read_place(words[0])
     kind = Kind.RETURN if is_return else kind
+    if kind is Kind.RETURN and place.line is not None:
+        raise words[0].error(Code.BAD_RETPROBE, hint="a function returns: name it without a line")
     return _Start(type=type_, kind=kind, place=place, maxactive=maxactive)
 
 

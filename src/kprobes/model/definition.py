@@ -321,6 +321,8 @@ class Place(Struct, frozen=True, kw_only=True):
         symbol: without module and offset; ``""`` when the place is an address.
         module: the one that has the symbol, which need not be loaded; ``""`` for the kernel.
         addr: of a place that is a bare number.
+        line: of the source (ours, not the kernel's): from the function's own, or of ``file``.
+        file: the end of its path: ``fs/read_write.c``.
     """
 
     symbol: str
@@ -328,6 +330,8 @@ class Place(Struct, frozen=True, kw_only=True):
     span: Span
     module: str = ""
     addr: Addr | None = None
+    line: int | None = None
+    file: str = ""
 
     @property
     def is_glob(self) -> bool:

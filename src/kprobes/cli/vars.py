@@ -1,0 +1,99 @@
+"""``kprobe vars``: the variables that are in scope at a place, and where they can be read."""
+
+import argparse
+from typing import TYPE_CHECKING, BinaryIO
+
+from kprobes.cli import options
+from kprobes.cli.terminal import aligned, json_lines, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kprobes.inspect.source import PlaceVariables
+    from kprobes.model.source import Variable
+
+NAME = "vars"
+HELP = "list the variables that a probe at a place of a guest's kernel can read"
+EPILOG = """\
+examples:
+  kprobe vars vfs_read:12 --vmlinux /usr/lib/debug/boot/vmlinux
+  kprobe vars vfs_read+0x68 --vmlinux /usr/lib/debug/boot/vmlinux
+  kprobe vars fs/read_write.c:468 --vmlinux /usr/lib/debug/boot/vmlinux --format json
+
+A place is FUNCTION:LINE, FILE:LINE, or as in a definition. Each variable that can be read there is
+named in a definition as a parameter is: kprobe trace 'p vfs_read:12 count file->f_mode'. The debug
+information is that of --vmlinux, of the kernel's -dbg package, or of servers in DEBUGINFOD_URLS:
+docs/howto/source.md.
+
+Exit status: 0 done, 1 no debug information, 2 usage, 3 target unreachable, 4 no such place."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument("place", metavar="PLACE", help="where")
+    options.add_output(parser)
+    options.add_target(parser)
+    options.add_kernel_files(parser)
+    options.add_quiet(parser)
+    options.add_boot(parser)
+
+
+def run(args: argparse.Namespace, out: BinaryIO) -> int:
+    """List; return the exit code."""
+    from kprobes.cli.options import is_host
+    from kprobes.cli.target import check_options, guest_of
+    from kprobes.errors import UsageError
+    from kprobes.inspect.source import variables_at
+
+    check_options(args)
+    if is_host(args):
+        raise UsageError("variables are listed of guests: --target must name one")
+    with guest_of(args) as guest:
+        found = variables_at(guest, args.place)
+    write_text(out, as_json(found) if args.format == "json" else as_text(found))
+    return 0
+
+
+def as_text(places: "Sequence[PlaceVariables]") -> str:
+    """Return a line for each variable of each place."""
+    texts = (
+        f"{each.place}\n"
+        + aligned(
+            ("", variable.name, variable.type, where(variable)) for variable in each.variables
+        )
+        for each in places
+    )
+    return "".join(texts)
+
+
+def where(variable: "Variable") -> str:
+    """Return where a variable is, as the kernel's language has it, or why it cannot be read."""
+    from kprobes.model.source import LocationKind
+
+    location = variable.location
+    if location is None:
+        return f"- ({variable.why})"
+    match location.kind:
+        case LocationKind.REGISTER:
+            return f"%{location.register}"
+        case LocationKind.MEMORY:
+            return f"{location.number:+#x}(%{location.register})"
+        case LocationKind.STATIC:
+            return f"@{location.number:#x} as linked"
+        case LocationKind.CONSTANT:
+            return f"\\{location.number}"
+
+
+def as_json(places: "Sequence[PlaceVariables]") -> str:
+    """Return an object for each variable of each place."""
+    return json_lines(
+        {
+            "place": each.place,
+            "name": variable.name,
+            "type": variable.type,
+            "where": where(variable) if variable.location is not None else None,
+            "why": variable.why or None,
+        }
+        for each in places
+        for variable in each.variables
+    )

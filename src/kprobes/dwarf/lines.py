@@ -1,0 +1,89 @@
+"""Lines of source and where their code is: by function, by file."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from kprobes.dwarf.libdw import Die, Dwarf, LineRow
+from kprobes.model.source import SourceFunction, SourceLine
+
+SUBPROGRAM = 0x2E
+"""DW_TAG_subprogram."""
+
+
+def function_at(dwarf: Dwarf, addr: int) -> tuple[Die, Die] | None:
+    """Return the unit and the function that an address is in, no inlined copy, or None."""
+    unit = dwarf.unit_at(addr)
+    if unit is None:
+        return None
+    functions = (die for die in dwarf.children(unit) if dwarf.tag(die) == SUBPROGRAM)
+    function = next((die for die in functions if dwarf.has(die, addr)), None)
+    return None if function is None else (unit, function)
+
+
+def read_function(dwarf: Dwarf, addr: int) -> SourceFunction | None:
+    """Return the source of the function at an address, or None where nothing is known of it."""
+    found = function_at(dwarf, addr)
+    declared = None if found is None else dwarf.declared(found[1])
+    if found is None or declared is None:
+        return None
+    unit, function = found
+    file, line = declared
+    # What of the same file is inlined there is declared elsewhere: its lines are before or after.
+    rows = [row for row in beginnings(dwarf.rows(unit)) if dwarf.has(function, row.addr)]
+    own = (row for row in rows if row.file == file and row.line >= line)
+    return SourceFunction(
+        name=dwarf.name(function), file=file, line=line, lines=tuple(_gathered(own))
+    )
+
+
+def read_file(dwarf: Dwarf, file: str, first: int, last: int) -> list[SourceLine]:
+    """Return the lines of a file that have code.
+
+    A unit is made of its file of the same name; of headers, and of files that others include, all
+    units are looked through, which takes seconds.
+
+    Args:
+        dwarf: of the kernel.
+        file: the end of its path.
+        first: of the lines that are meant.
+        last: of them.
+    """
+    named = [unit for unit in dwarf.units() if is_same_file(dwarf.name(unit), file)]
+    units: Iterable[Die] = named or dwarf.units()
+    found = list[LineRow]()
+    for unit in units:
+        if named or any(is_same_file(each, file) for each in dwarf.files(unit)):
+            found += [
+                row
+                for row in beginnings(dwarf.rows(unit))
+                if first <= row.line <= last and is_same_file(row.file, file)
+            ]
+    return _gathered(found)
+
+
+def is_same_file(path: str, wanted: str) -> bool:
+    """Whether a path ends with the wanted one's parts: ``fs/read_write.c``, ``read_write.c``."""
+    wanted = wanted.removeprefix("./")
+    return path == wanted or path.endswith(f"/{wanted}")
+
+
+def beginnings(rows: Sequence[LineRow]) -> list[LineRow]:
+    """Return the rows at which a line's code begins: those that go on with it are left out."""
+    return [
+        row
+        for before, row in pairwise([LineRow(0, "", 0, False, True), *rows])
+        if row.is_statement
+        and row.line
+        and not row.is_end
+        and (before.is_end or (before.file, before.line) != (row.file, row.line))
+    ]
+
+
+def _gathered(rows: Iterable[LineRow]) -> list[SourceLine]:
+    places = dict[tuple[int, str], list[int]]()
+    for row in rows:
+        places.setdefault((row.line, row.file), []).append(row.addr)
+    return [
+        SourceLine(file=file, line=line, addrs=tuple(sorted(set(addrs))))
+        for (line, file), addrs in sorted(places.items())
+    ]

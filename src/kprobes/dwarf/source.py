@@ -1,0 +1,78 @@
+"""A kernel's debug information, found by its build id. Implements ``model.source.SourceInfo``."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kprobes.dwarf.libdw import Dwarf
+from kprobes.dwarf.lines import read_file, read_function
+from kprobes.dwarf.variables import read_variables
+from kprobes.errors import FormatError, TargetError
+from kprobes.model.source import SourceFunction, SourceLine, Variable
+
+_REGISTERS = {
+    "x86_64": (
+        *("ax", "dx", "cx", "bx", "si", "di", "bp", "sp"),
+        *(f"r{number}" for number in range(8, 16)),
+    ),
+    "aarch64": (*(f"x{number}" for number in range(31)), "sp"),
+}
+"""By their numbers in DWARF: the psABIs of System V for AMD64 and of Arm."""
+
+
+class DwarfSource:
+    """What one file says; addresses are as linked.
+
+    Args:
+        dwarf: of the file.
+        arch: the registry's name of its architecture.
+    """
+
+    def __init__(self, dwarf: Dwarf, arch: str) -> None:
+        self._dwarf = dwarf
+        self._registers = _REGISTERS[arch]
+
+    def function(self, addr: int) -> SourceFunction | None:
+        """Return the function at an address, or None where nothing is known of it."""
+        return read_function(self._dwarf, addr)
+
+    def file_lines(self, file: str, first: int, last: int) -> Sequence[SourceLine]:
+        """Return the lines of a file that have code.
+
+        Args:
+            file: the end of its path.
+            first: of the lines that are meant.
+            last: of them.
+        """
+        return read_file(self._dwarf, file, first, last)
+
+    def variables(self, addr: int) -> Sequence[Variable]:
+        """Return what is in scope at an address, the innermost first; of a name the first."""
+        return read_variables(self._dwarf, self._registers, addr)
+
+
+def open_source(paths: Iterable[Path], arch: str, release: str, build_id: bytes) -> DwarfSource:
+    """Return the debug information of a kernel's build, from the first file that has it.
+
+    Args:
+        paths: of files that may.
+        arch: the registry's name of its architecture.
+        release: of the kernel.
+        build_id: its own; b"" takes the first file with any.
+
+    Raises:
+        TargetError: there is none; says how to get it.
+        UsageError: libdw is not there.
+    """
+    for path in paths:
+        try:
+            dwarf = Dwarf(path)
+        except (FormatError, OSError):
+            continue
+        if build_id in (b"", dwarf.build_id):
+            return DwarfSource(dwarf, arch)
+        dwarf.close()
+    raise TargetError(
+        f"lines and variables need the debug information of kernel {release}, build "
+        f"{build_id.hex() or 'unknown'}: give its vmlinux by --vmlinux, install its -dbg package, "
+        "or name servers in DEBUGINFOD_URLS"
+    )

@@ -1,0 +1,115 @@
+"""Lines of a guest's source that can be probed, and the variables that can be read at a place."""
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from kprobes.errors import UsageError
+from kprobes.guest.guest import Guest
+from kprobes.guest.places import places_of
+from kprobes.lang.parser import parse
+from kprobes.model.kernel import Kernel, place_of
+from kprobes.model.source import SourceLine, Variable
+from kprobes.resolve.place import find_target, ip_of
+from kprobes.units import U64
+
+_FILE = re.compile(r"(?P<file>[\w./+-]+\.[chS])(?::(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?)?")
+_LAST = 10**9
+
+
+class ShownLine(Struct, frozen=True, kw_only=True):
+    """One line that has code.
+
+    Attributes:
+        relative: from its function's own, or None of a file's.
+        line: in the file.
+        places: where its code begins, as the kernel prints addresses.
+    """
+
+    relative: int | None
+    line: int
+    places: tuple[str, ...]
+
+
+class Lines(Struct, frozen=True, kw_only=True):
+    """Lines of one file.
+
+    Attributes:
+        function: that they are of, or "".
+        file: as the compiler was given it, or as it was asked for.
+        first: the first line that was asked for; a function's own.
+        last: likewise; a function's last that has code.
+        lines: those that have code.
+    """
+
+    function: str
+    file: str
+    first: int
+    last: int
+    lines: tuple[ShownLine, ...]
+
+
+class PlaceVariables(Struct, frozen=True, kw_only=True):
+    """What is in scope at one place, as the kernel prints its address, the innermost first."""
+
+    place: str
+    variables: tuple[Variable, ...]
+
+
+def lines_of(guest: Guest, text: str) -> Lines:
+    """Return the lines of a function, or of ``FILE``, ``FILE:LINE``, ``FILE:FIRST-LAST``.
+
+    Raises:
+        UnknownSymbolError: there is no such function.
+        UsageError: nothing is known of it, or of such a file.
+        TargetError: there is no debug information.
+    """
+    kernel, source = guest.kernel, guest.open_source()
+    asked = _FILE.fullmatch(text)
+    if asked is None:
+        symbol = kernel.symbols.named(text)
+        function = source.function(symbol.addr - kernel.slide & U64)
+        if function is None:
+            raise UsageError(f"the debug information has no lines of {text}")
+        shown = _shown(kernel, function.lines, function.line)
+        last = shown[-1].line if shown else function.line
+        return Lines(function=text, file=function.file, first=function.line, last=last, lines=shown)
+    first = int(asked["first"] or 1)
+    last = int(asked["last"] or asked["first"] or _LAST)
+    found = source.file_lines(asked["file"], first, last)
+    if not found:
+        raise UsageError(f"the debug information has no code of {text}")
+    shown = _shown(kernel, found, None)
+    return Lines(
+        function="", file=found[0].file, first=first, last=min(last, shown[-1].line), lines=shown
+    )
+
+
+def variables_at(guest: Guest, text: str) -> list[PlaceVariables]:
+    """Return what is in scope at each place that a text means, as in a definition.
+
+    Raises:
+        DefinitionError: there is no such place.
+        TargetError: there is no debug information.
+    """
+    places, kernel, source = places_of(guest), guest.kernel, guest.open_source()
+    found: list[PlaceVariables] = []
+    for each in places.expand(parse(f"p {text}", registers=guest.arch.registers)):
+        addr = ip_of(find_target(each, kernel, places.locate), places.locate)
+        variables = tuple(source.variables(addr - kernel.slide & U64))
+        found.append(PlaceVariables(place=place_of(kernel.symbols, addr), variables=variables))
+    return found
+
+
+def _shown(kernel: Kernel, lines: Sequence[SourceLine], own: int | None) -> tuple[ShownLine, ...]:
+    return tuple(
+        ShownLine(
+            relative=None if own is None else line.line - own,
+            line=line.line,
+            places=tuple(
+                place_of(kernel.symbols, addr + kernel.slide & U64) for addr in line.addrs
+            ),
+        )
+        for line in lines
+    )

@@ -1,0 +1,99 @@
+"""Variables of a small library that gcc made with debug information: types, and where they are."""
+
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from kprobes.dwarf.libdw import Dwarf
+from kprobes.dwarf.lines import read_function
+from kprobes.dwarf.source import DwarfSource, open_source
+from kprobes.errors import TargetError
+from kprobes.model.source import Location, LocationKind, Variable
+from tests.build.objects import FOLDER
+from tests.dwarf.test_lines import address, line_of
+
+
+@pytest.fixture(params=["lines-4.so", "lines-5.so"])
+def path(request: pytest.FixtureRequest) -> Path:
+    return FOLDER / request.param
+
+
+@pytest.fixture
+def source(path: Path) -> DwarfSource:
+    return open_source([FOLDER / "entries.c", path], "x86_64", "6.1.0", b"")
+
+
+def at_line(path: Path, source: DwarfSource, words: str) -> Mapping[str, Variable]:
+    """Return what is in scope at the first place of a line."""
+    function = read_function(Dwarf(path), address(path, "looks"))
+    assert function is not None
+    (line,) = [each for each in function.lines if each.line == line_of(words)]
+    return {each.name: each for each in source.variables(line.addrs[0])}
+
+
+def test_parameters_are_in_registers_at_the_entry(path: Path, source: DwarfSource) -> None:
+    found = {each.name: each for each in source.variables(address(path, "looks"))}
+
+    thing, text, count = found["thing"], found["text"], found["count"]
+    assert thing.location == Location(kind=LocationKind.REGISTER, register="di")
+    assert (thing.type, thing.struct, thing.is_pointer) == ("struct thing *", "thing", True)
+    assert text.location == Location(kind=LocationKind.REGISTER, register="si")
+    assert (text.type, text.is_text, text.struct) == ("const char *", True, "")
+    assert count.location == Location(kind=LocationKind.REGISTER, register="dx")
+    assert count.spec is not None
+    assert count.spec.base == "u16"
+    assert not any(name in found for name in ("counter", "value"))
+
+
+def test_what_is_on_the_stack_is_so_far_from_its_pointer(path: Path, source: DwarfSource) -> None:
+    entry = {each.name: each for each in source.variables(address(path, "looks"))}
+    flags = at_line(path, source, "if (outside(&flags, count))")["flags"]
+
+    assert flags.location is not None
+    assert (flags.location.kind, flags.location.register) == (LocationKind.MEMORY, "sp")
+    assert (flags.type, flags.spec) == ("struct flags", None)
+    # Below the caller's, before there is a frame.
+    assert entry["flags"].location is not None
+    assert entry["flags"].location.number < 0 < flags.location.number
+
+
+def test_in_an_inlined_function_its_callers_variables_are_there_too(
+    path: Path, source: DwarfSource
+) -> None:
+    # Its code begins where it is called.
+    found = at_line(path, source, "sum += twice(count)")
+
+    assert list(found)[:2] == ["value", "doubled"]
+    assert {"thing", "text", "count", "flags", "sum"} <= set(found)
+    assert found["sum"].spec is not None
+    assert found["sum"].spec.base == "s32"
+
+
+def test_what_cannot_be_read_says_why_and_where_it_can(path: Path, source: DwarfSource) -> None:
+    entry = {each.name: each for each in source.variables(address(path, "looks"))}
+    loop = at_line(path, source, "sum += outside(text + at, 1)")
+
+    assert entry["sum"].location is None
+    assert entry["sum"].why == "it is optimised out"
+    assert all(low >= address(path, "looks") for low, _ in entry["sum"].ranges)
+    assert entry["sum"].ranges
+    assert loop["text"].location is None
+    assert loop["text"].why == "only its value at the function's entry is known"
+    # Ranges do not touch: those that do are one.
+    ranges = entry["thing"].ranges
+    assert all(high < low for (_, high), (low, _) in pairwise(ranges))
+
+
+def test_constants_are_their_values(path: Path, source: DwarfSource) -> None:
+    at = at_line(path, source, "for (int at = 0")["at"]
+
+    assert at.location == Location(kind=LocationKind.CONSTANT, number=0)
+
+
+def test_another_builds_debug_information_is_not_taken(path: Path) -> None:
+    with pytest.raises(TargetError, match=r"build 0102: give its vmlinux by --vmlinux"):
+        open_source([path], "x86_64", "6.1.0", b"\x01\x02")
+    with pytest.raises(TargetError, match=r"kernel 6\.1\.0, build unknown"):
+        open_source([FOLDER / "nosuch"], "x86_64", "6.1.0", b"")

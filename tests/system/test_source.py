@@ -1,0 +1,126 @@
+"""Lines and variables on a guest, by the debug information of Debian's package of its kernel.
+
+What a probe in the middle of a function reads by name is what the kernel's own probe records at
+the function's entry of the same calls, by its types.
+"""
+
+import re
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+import kprobes
+from kprobes.arch.x86_64.arch import X86_64
+from kprobes.errors import DefinitionError
+from kprobes.guest.attach import Access
+from kprobes.lang.parser import parse
+from kprobes.open import GuestSession
+from kprobes.transport.qemu import Machine
+from kprobes.transport.qemu_command import MachineOptions
+from tests.build.command import Command
+from tests.build.debug_info import debug_vmlinux
+
+pytestmark = pytest.mark.guest
+
+_WORK = "head -c 5 /proc/version > /dev/null; head -c 7 /etc/passwd > /dev/null"
+
+
+@pytest.fixture(scope="module")
+def vmlinux() -> Path:
+    return debug_vmlinux()
+
+
+@pytest.fixture(scope="module")
+def kernel(vmlinux: Path) -> Generator[GuestSession]:
+    with kprobes.boot(MachineOptions(), access=Access(image=vmlinux)) as session:
+        yield session
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays(kernel: GuestSession) -> Generator[None]:
+    yield
+    if kernel.definitions:
+        kernel.select().delete()
+
+
+def test_variables_in_the_middle_are_the_parameters_of_the_entry(kernel: GuestSession) -> None:
+    kernel.probe("p:entry vfs_read mode=file->f_mode:x32 count pos buf")
+    kernel.probe("p:later vfs_read:12 mode=file->f_mode:x32 count pos buf ret")
+    kernel.choose_tasks(comms=["head"])
+    with kernel.record() as trace:
+        kernel.run(_WORK, timeout_s=300)
+
+    entries, later = trace["entry"], trace["later"]
+    assert len(entries) >= 2
+    assert [(e.pid, e["mode"], e["count"], e["pos"], e["buf"]) for e in entries] == [
+        (e.pid, e["mode"], e["count"], e["pos"], e["buf"]) for e in later
+    ]
+    assert {event["ret"] for event in later} == {0}
+
+
+def test_locals_and_what_is_inlined_are_read(kernel: GuestSession) -> None:
+    # fsnotify_open(f) is inlined there: its own `file` and `mask` are beside its caller's.
+    kernel.probe("p:opened do_sys_openat2:21 fd path=tmp->name:string file->f_mode:x32 mask")
+    kernel.probe("r:done do_sys_openat2 got=$retval:s32")
+    kernel.choose_tasks(comms=["head"])
+    with kernel.record() as trace:
+        kernel.run(_WORK, timeout_s=300)
+
+    assert [event["path"] for event in trace["opened"]] == ["/proc/version", "/etc/passwd"]
+    assert [event["fd"] for event in trace["opened"]] == [event["got"] for event in trace["done"]]
+    # FS_OPEN.
+    assert {event["mask"] for event in trace["opened"]} == {0x20}
+
+
+def test_a_line_of_a_header_is_one_event_at_all_its_places(kernel: GuestSession) -> None:
+    kernel.probe("p:told include/linux/fsnotify.h:315")
+    with kernel.record() as trace:
+        kernel.run(_WORK, timeout_s=300)
+
+    places = {event.function for event in trace["told"]}
+    assert "vfs_read" in places
+    assert len(kernel.hits()) >= 5
+
+
+def test_a_file_and_a_function_name_the_same_line(kernel: GuestSession) -> None:
+    by_file = kernel.driver.places.expand(
+        parse("p fs/read_write.c:462 count", registers=X86_64.registers)
+    )
+    by_function = kernel.driver.places.expand(
+        parse("p vfs_read:12 count", registers=X86_64.registers)
+    )
+
+    assert [(each.place.symbol, each.place.offset) for each in by_file] == [
+        (each.place.symbol, each.place.offset) for each in by_function
+    ]
+
+
+def test_what_cannot_be_read_is_refused_with_where_it_can(kernel: GuestSession) -> None:
+    with pytest.raises(DefinitionError, match=r"ret cannot be read: it is optimised out; it can"):
+        kernel.probe("p vfs_read:11 ret")
+    with pytest.raises(DefinitionError, match=r"some at 6, 8, 11, 12"):
+        kernel.probe("p vfs_read:9")
+    with pytest.raises(DefinitionError, match=r"in scope there: buf count file pos ret"):
+        kernel.probe("p vfs_read:12 nosuch")
+
+
+def test_without_debug_information_it_is_said_how_to_get_it(guest: Machine, tmp_path: Path) -> None:
+    with Command(tmp_path / "state") as command:
+        done = command("check", "-t", f"qemu:{guest.stub_address}", "p vfs_read:12 count")
+
+    assert done.returncode == 1
+    assert b"give its vmlinux by --vmlinux" in done.stderr
+
+
+def test_lines_and_variables_are_listed(guest: Machine, vmlinux: Path, tmp_path: Path) -> None:
+    target = ("-t", f"qemu:{guest.stub_address}", "--vmlinux", str(vmlinux))
+    with Command(tmp_path / "state") as command:
+        lines = command("lines", *target, "vfs_read").stdout.decode()
+        of_file = command("lines", *target, "fs/read_write.c:460-463").stdout.decode()
+        variables = command("vars", *target, "vfs_read:12").stdout.decode()
+
+    assert lines.startswith("vfs_read at fs/read_write.c:450\n")
+    assert re.search(r"^ +12  vfs_read\+0x\w+/0x\w+$", lines, re.MULTILINE)
+    assert re.search(r"^ +462  vfs_read\+0x\w+/0x\w+$", of_file, re.MULTILINE)
+    assert re.search(r"^  count +size_t +%\w+$", variables, re.MULTILINE)
