@@ -33,7 +33,7 @@ _NEXT = re.compile(r"^(?:[$] |```)", re.MULTILINE)
 _COMMAND = re.compile(r"^(?:[$] |  )kprobe trace ((?:.*\\\n)*.*)\n", re.MULTILINE)
 _LINE = re.compile(r"^ *\S+-\d+ +\[\d+\] .*?: (\w+): \(.*?\)(.*)$", re.MULTILINE)
 _FIELD = re.compile(r'(\w+)=("[^"]*")?')
-_ELSEWHERE = ("-t", "--target", "--python", "--kernel")
+_ELSEWHERE = ("-t", "--target", "--python", "--kernel", "--vmlinux")
 
 
 class Example(Struct, frozen=True, kw_only=True):

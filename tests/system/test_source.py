@@ -67,8 +67,9 @@ def test_locals_and_what_is_inlined_are_read(kernel: GuestSession) -> None:
     with kernel.record() as trace:
         kernel.run(_WORK, timeout_s=300)
 
-    assert [event["path"] for event in trace["opened"]] == ["/proc/version", "/etc/passwd"]
-    assert [event["fd"] for event in trace["opened"]] == [event["got"] for event in trace["done"]]
+    opened = [(event.pid, event["fd"]) for event in trace["opened"]]
+    assert {"/proc/version", "/etc/passwd"} <= {event["path"] for event in trace["opened"]}
+    assert opened == [(event.pid, event["got"]) for event in trace["done"] if event["got"] >= 0]
     # FS_OPEN.
     assert {event["mask"] for event in trace["opened"]} == {0x20}
 
