@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.arch.x86_64.arch import X86_64
-from kprobes.errors import DefinitionError, RefusedError
+from kprobes.errors import DefinitionError, RefusedError, TargetError
 from kprobes.formats import btf_index
 from kprobes.formats.btf import Btf
 from kprobes.guest.places import FindSite, Places, Unpatched
@@ -205,3 +205,12 @@ def test_text_is_read_as_it_was_before_it_was_patched(others: int) -> None:
     for start in range(30, 70):
         for size in (1, 5, 16):
             assert memory.read(start, size) == before[start : start + size]
+
+
+def test_names_away_from_an_entry_are_the_kernels_own_error_without_debug_information() -> None:
+    places = make_places()
+    definition = read("p vfs_read+4 count")
+
+    assert places.expand(definition) == [definition]
+    with pytest.raises(TargetError, match="lines and variables need debug information"):
+        places.expand(read("p vfs_read:4"))

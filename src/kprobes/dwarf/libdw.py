@@ -153,10 +153,14 @@ class Dwarf:
     """
 
     def __init__(self, path: Path) -> None:
-        self._lib = _load()
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._lib = _load()
+        except UsageError:
+            os.close(self._file)
+            raise
         self._libc = ctypes.CDLL(None)
         self._libc.free.argtypes = (c_void_p,)
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._dwarf = self._lib.dwarf_begin(self._file, _READ)
         self._cfi: Sequence[Any] | None = None
         if not self._dwarf:

@@ -24,7 +24,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kprobes.arch.arch import Arch
-from kprobes.errors import DefinitionError, FormatError, MemoryFault, RefusedError, UnknownTypeError
+from kprobes.errors import (
+    DefinitionError,
+    FormatError,
+    MemoryFault,
+    RefusedError,
+    TargetError,
+    UnknownTypeError,
+)
 from kprobes.guest.guest import Guest, PageCache, no_source, remembering
 from kprobes.guest.text import (
     Classified,
@@ -252,8 +259,10 @@ class Places:
             RefusedError: no function is left.
         """
         self._check()
-        if definition.place.line is not None or names_variables(definition):
-            return self._at_lines(definition)
+        if definition.place.line is not None:
+            return self._at_lines(definition, self.open_source())
+        if names_variables(definition) and (source := self._source_if_any()) is not None:
+            return self._at_lines(definition, source)
         if not definition.place.is_glob:
             return [definition]
         pattern, module = definition.function, definition.place.module
@@ -272,9 +281,16 @@ class Places:
             )
         return [at_function(definition, name) for name in sorted(unique.values())]
 
-    def _at_lines(self, definition: Definition) -> list[Definition]:
+    def _source_if_any(self) -> SourceInfo | None:
+        # Without debug information the kernel's word counts: there is no such variable.
+        try:
+            return self.open_source()
+        except TargetError:
+            return None
+
+    def _at_lines(self, definition: Definition, source: SourceInfo) -> list[Definition]:
         # Of several places those where no probe can be are left out.
-        found = at_lines(definition, self.kernel, self.open_source())
+        found = at_lines(definition, self.kernel, source)
         if len(found) == 1:
             return found
         instructions, placed = self.instructions(), list[Definition]()

@@ -57,7 +57,11 @@ def at_lines(definition: Definition, kernel: Kernel, source: SourceInfo) -> list
         DefinitionError: there is no such line, function, or variable, or it cannot be read there.
     """
     if definition.place.line is None:
-        addr = find_function(definition, kernel).addr + definition.place.offset
+        function = find_function(definition, kernel)
+        if function.module:
+            # The kernel's own debug information has nothing of it.
+            return [definition]
+        addr = function.addr + definition.place.offset
         return [_with_variables(definition, kernel, source, addr)]
     found = [_at(definition, kernel, addr) for addr in _addresses(definition, kernel, source)]
     return [_with_variables(each, kernel, source, addr) for addr, each in found]
