@@ -123,6 +123,19 @@ def test_a_line_is_every_place_that_it_has() -> None:
     assert shown("p read_write.c:456") == ["p:kprobes/p_read_write_c_L456 vfs_read+16"]
 
 
+def test_of_several_functions_of_a_name_that_of_a_file_is_meant() -> None:
+    twins = [symbol("vfs_read", TEXT + 0x40), *_NAMES]
+    kernel = replace(make_kernel(twins), slide=_SLIDE)
+
+    def listed(text: str) -> list[str]:
+        return [show(each) for each in at_lines(parsed(text), kernel, FakeSource())]
+
+    # By its address, as its name is another's, too.
+    assert listed("p:e vfs_read@fs/read_write.c") == [f"p:kprobes/e {TEXT:#018x}"]
+    assert listed("p:e vfs_read@read_write.c:6") == [f"p:kprobes/e {TEXT + 16:#018x}"]
+    assert "no lines of vfs_read in mm/slab.c" in str(refusal("p vfs_read@mm/slab.c:6"))
+
+
 def test_the_functions_own_line_is_its_entry() -> None:
     assert shown("p:e vfs_read:0") == ["p:kprobes/e vfs_read"]
 

@@ -44,7 +44,8 @@ def show_place(place: Place) -> str:
     if place.addr is not None:
         return f"{place.addr:#018x}"
     if place.line is not None:
-        return f"{place.symbol or place.file}:{place.line}"
+        name = f"{place.symbol}@{place.file}" if place.symbol and place.file else place.symbol
+        return f"{name or place.file}:{place.line}"
     symbol = f"{place.module}:{place.symbol}" if place.module else place.symbol
     return f"{symbol}+{place.offset}" if place.offset else symbol
 

@@ -71,8 +71,10 @@ _PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!^-]+")
 # A pattern may hold [a-z], whose hyphen starts no offset.
 _UP_TO_OFFSET = re.compile(r"(?:\[[^\]]*\]|[^+-])*")
 _RETURN = "%return"
-_LINE = re.compile(
-    r"(?:(?P<file>[\w./+-]+\.[chS])|(?P<function>[A-Za-z_][\w.]*)):(?P<line>\d{1,9})"
+_FILE = r"[\w./+-]+\.[chS]"
+_SOURCE = re.compile(
+    rf"(?:(?P<file>{_FILE})|(?P<function>[A-Za-z_][\w.]*)(?:@(?P<of>{_FILE}))?)"
+    r"(?::(?P<line>\d{1,9}))?"
 )
 _PLACES = (
     "a place is SYMBOL, SYMBOL+OFFSET, MODULE:SYMBOL, an address, or of the source SYMBOL:LINE or "
@@ -92,10 +94,11 @@ def read_place(word: Token) -> tuple[Place, bool]:
     addr = read_unsigned(word.text)
     if addr is not None:
         return Place(symbol="", offset=0, span=word.span, addr=Addr(addr)), False
-    if (line := _LINE.fullmatch(word.text)) is not None:
-        symbol, file = line["function"] or "", line["file"] or ""
-        number = int(line["line"])
-        return Place(symbol=symbol, offset=0, span=word.span, file=file, line=number), False
+    source = _SOURCE.fullmatch(word.text)
+    if source is not None and (source["of"] or source["line"]):
+        symbol, file = source["function"] or "", source["file"] or source["of"] or ""
+        line = int(source["line"] or 0)
+        return Place(symbol=symbol, offset=0, span=word.span, file=file, line=line), False
     if "/" in word.text and ":" in word.text:
         raise word.error(Code.NOT_KPROBE, hint="a path and an offset are a user-space probe")
     symbol, percent, suffix = word.text.partition("%")

@@ -322,7 +322,7 @@ class Place(Struct, frozen=True, kw_only=True):
         module: the one that has the symbol, which need not be loaded; ``""`` for the kernel.
         addr: of a place that is a bare number.
         line: of the source (ours, not the kernel's): from the function's own, or of ``file``.
-        file: the end of its path: ``fs/read_write.c``.
+        file: the end of its path, ``fs/read_write.c``; that has the function, if there is one.
     """
 
     symbol: str

@@ -1,9 +1,10 @@
 """Places in the source, and variables there: what debug information makes of a definition.
 
 ``vfs_read:10`` is the tenth line after that of the function's name, ``fs/read_write.c:463`` a line
-of a file, as perf has them. A line may be at many places, and a variable somewhere else at each:
-one definition becomes several of one event. A variable is fetched as the register or the memory
-that it lives in, so that it costs what that costs.
+of a file, ``reset@mm/slab.c:2`` one of the function there, as perf has them. A line may be at many
+places, and a variable somewhere else at each: one definition becomes several of one event. A
+variable is fetched as the register or the memory that it lives in, so that it costs what that
+costs.
 """
 
 from collections.abc import Sequence
@@ -26,8 +27,15 @@ from kprobes.model.definition import (
     Register,
     Span,
 )
-from kprobes.model.kernel import Kernel
-from kprobes.model.source import Location, LocationKind, SourceInfo, SourceLine, Variable
+from kprobes.model.kernel import Kernel, Symbol
+from kprobes.model.source import (
+    Location,
+    LocationKind,
+    SourceFunction,
+    SourceInfo,
+    SourceLine,
+    Variable,
+)
 from kprobes.resolve.place import find_function
 from kprobes.units import U64, Addr
 
@@ -70,16 +78,12 @@ def at_lines(definition: Definition, kernel: Kernel, source: SourceInfo) -> list
 def _addresses(definition: Definition, kernel: Kernel, source: SourceInfo) -> Sequence[int]:
     place, slide = definition.place, kernel.slide
     assert place.line is not None
-    if place.file:
+    if not place.symbol:
         wanted = place.line
         lines = source.file_lines(place.file, wanted - _NEAR, wanted + _NEAR)
         what = place.file
     else:
-        symbol = find_function(definition, kernel)
-        function = source.function(symbol.addr - slide)
-        if function is None:
-            hint = f"the debug information has no lines of {symbol.name}"
-            raise _error(definition, Code.BAD_PROBE_ADDR, hint)
+        symbol, function = _function(definition, kernel, source)
         if place.line == 0:
             # The function's own: its entry.
             return [symbol.addr]
@@ -88,6 +92,20 @@ def _addresses(definition: Definition, kernel: Kernel, source: SourceInfo) -> Se
     if found is None:
         raise _error(definition, Code.BAD_PROBE_ADDR, _near(what, wanted, place.line, lines))
     return [addr + slide & U64 for addr in found.addrs]
+
+
+def _function(
+    definition: Definition, kernel: Kernel, source: SourceInfo
+) -> tuple[Symbol, SourceFunction]:
+    place = definition.place
+    named = kernel.symbols.all_named(place.symbol) if place.file else ()
+    for symbol in named or (find_function(definition, kernel),):
+        function = source.function(symbol.addr - kernel.slide)
+        if function is not None and f"/{function.file}".endswith(f"/{place.file}" * bool(named)):
+            return symbol, function
+    where = f" in {place.file}" if place.file else ""
+    hint = f"the debug information has no lines of {place.symbol}{where}"
+    raise _error(definition, Code.BAD_PROBE_ADDR, hint)
 
 
 def _near(what: str, wanted: int, given: int, lines: Sequence[SourceLine]) -> str:
