@@ -46,6 +46,26 @@ def test_a_program_with_an_interpreter_needs_a_loader() -> None:
     assert not elf.parse(FILE).needs_loader
 
 
+def test_a_build_id_is_read_of_headers_and_notes_alone() -> None:
+    asked = list[int]()
+
+    def reading(data: bytes) -> bytes:
+        def read(at: int, size: int) -> bytes:
+            asked.append(size)
+            return data[at : at + size]
+
+        return elf.noted_build_id(read)
+
+    large = vmlinux([(0x1000, bytes(1 << 20))], notes=build_id_note(ID))
+
+    assert reading(large) == ID
+    assert sum(asked) < 1 << 12
+    assert reading(vmlinux([(0x1000, b"text")])) == b""
+    assert reading(b"\x7fELF") == b""
+    for size in range(0, len(FILE), 7):
+        assert reading(FILE[:size]) in (b"", ID)
+
+
 def test_the_build_id_is_found_among_other_notes() -> None:
     notes = note(b"Linux", 1, b"abc") + note(b"GNU", 1, b"ABI tag.") + build_id_note(ID)
 

@@ -14,7 +14,7 @@ library that could takes 50, of a guest's first armed probe.
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 from msgspec import Struct
@@ -31,6 +31,7 @@ _PT_LOAD, _PT_INTERP, _PT_NOTE = 1, 3, 4
 _NT_GNU_BUILD_ID = 3
 _MAX_SEGMENTS = 256
 _MAX_NOTES = 1024
+_MAX_NOTE = 1 << 16
 _BUILD_ID = re.compile(rb"\x04\0\0\0([\x04-\x40])\0\0\0\x03\0\0\0GNU\0", re.DOTALL)
 
 EM_X86_64 = 62
@@ -89,6 +90,26 @@ def parse(data: bytes) -> Image:
         build_id=next((found for found in ids if found), b""),
         needs_loader=any(header[0] == _PT_INTERP for header in headers),
     )
+
+
+def noted_build_id(read: Callable[[int, int], bytes]) -> bytes:
+    """Return a file's build id, of which only its headers and notes are read; b"" if it has none.
+
+    Args:
+        read: returns what is at an offset in the file, as many bytes or as there are.
+    """
+    head = read(0, HEADER.size)
+    if not head.startswith(MAGIC) or len(head) < HEADER.size:
+        return b""
+    _, _, _, _, _, table, _, _, _, size, count, *_ = HEADER.unpack_from(head)
+    if size != _PROGRAM.size or count > _MAX_SEGMENTS:
+        return b""
+    headers = read(table, size * count)
+    found = (_PROGRAM.unpack_from(headers, at) for at in range(0, len(headers) - size + 1, size))
+    places = ((each[2], each[5]) for each in found if each[0] == _PT_NOTE)
+    notes = ((read(at, size), size) for at, size in places if size <= _MAX_NOTE)
+    ids = (build_id(note) for note, size in notes if len(note) == size)
+    return next((each for each in ids if each), b"")
 
 
 def _segment(data: bytes, header: tuple[int, ...]) -> Segment:

@@ -30,6 +30,7 @@ from kprobes.image.cache import KernelCache, default_root
 from kprobes.image.debug_info import candidates, fetched, is_own, untold
 from kprobes.image.file import (
     check_same_build,
+    is_of_build,
     kernel_from_image,
     read_image,
     read_symbols,
@@ -222,6 +223,9 @@ def _own_files(
 
 
 def _with_image(kernel: Kernel, path: Path, tell: Callable[[str], None]) -> Kernel:
+    if kernel.types is not None and is_of_build(path, kernel.build_id):
+        # With debug information a file has 600 MB, and nothing more is wanted of it.
+        return kernel
     image = read_image(path)
     check_same_build(kernel, image)
     if kernel.types is not None:

@@ -127,6 +127,22 @@ def check_same_build(kernel: Kernel, image: KernelImage) -> None:
     )
 
 
+def is_of_build(path: Path, build_id: bytes) -> bool:
+    """Whether a file is an ELF one with this build id; only its headers and notes are read."""
+    try:
+        if not build_id or not stat.S_ISREG(path.stat().st_mode):
+            return False
+        with path.open("rb") as file:
+
+            def read(at: int, size: int) -> bytes:
+                file.seek(at)
+                return file.read(size)
+
+            return elf.noted_build_id(read) == build_id
+    except (OSError, OverflowError, ValueError):
+        return False
+
+
 def read_symbols(path: Path) -> SymbolTable:
     """Return the symbols of a System.map, or of a vmlinux, at the addresses of its link.
 
