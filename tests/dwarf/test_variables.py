@@ -66,6 +66,12 @@ def test_in_an_inlined_function_its_callers_variables_are_there_too(
     found = at_line(path, source, "sum += twice(count)")
 
     assert list(found)[:2] == ["value", "doubled"]
+    # Of the line that calls it its own come first.
+    function = read_function(Dwarf(path), address(path, "looks"))
+    assert function is not None
+    line = line_of("sum += twice(count)")
+    (addr,) = next(each.addrs for each in function.lines if each.line == line)
+    assert [each.name for each in source.variables(addr, line)][-2:] == ["value", "doubled"]
     assert {"thing", "text", "count", "flags", "sum"} <= set(found)
     assert found["sum"].spec is not None
     assert found["sum"].spec.base == "s32"

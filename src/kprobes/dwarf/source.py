@@ -45,9 +45,12 @@ class DwarfSource:
         """
         return read_file(self._dwarf, file, first, last)
 
-    def variables(self, addr: int) -> Sequence[Variable]:
-        """Return what is in scope at an address, the innermost first; of a name the first."""
-        return read_variables(self._dwarf, self._registers, addr)
+    def variables(self, addr: int, line: int = 0) -> Sequence[Variable]:
+        """Return what is in scope at an address; of a name the first, which is that of the line.
+
+        Of no line in particular (0) the innermost come first.
+        """
+        return read_variables(self._dwarf, self._registers, addr, line)
 
 
 def open_source(paths: Iterable[Path], arch: str, release: str, build_id: bytes) -> DwarfSource:

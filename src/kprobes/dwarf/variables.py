@@ -18,7 +18,7 @@ _BLOCKS = (0x1D, 0x0B)
 _POINTER, _STRUCT, _UNION, _ARRAY, _ENUM, _BASE, _TYPEDEF = 0x0F, 0x13, 0x17, 0x01, 0x04, 0x24, 0x16
 _CONST, _VOLATILE, _RESTRICT, _SUBRANGE, _FUNCTION = 0x26, 0x35, 0x37, 0x21, 0x15
 _AT_LOCATION, _AT_SIZE, _AT_CONSTANT, _AT_BOUND, _AT_COUNT = 0x02, 0x0B, 0x1C, 0x2F, 0x37
-_AT_ENCODING, _AT_FRAME_BASE, _AT_TYPE = 0x3E, 0x40, 0x49
+_AT_ENCODING, _AT_FRAME_BASE, _AT_TYPE, _AT_CALL = 0x3E, 0x40, 0x49, 0x59
 _OP_ADDR, _OP_REG, _OP_BREG, _OP_REGX, _OP_FBREG, _OP_BREGX = 0x03, 0x50, 0x70, 0x90, 0x91, 0x92
 _OP_CFA, _OP_VALUE = 0x9C, 0x9F
 _OP_ENTRY = (0xA3, 0xF3)
@@ -41,7 +41,9 @@ class _Type(NamedTuple):
     size: int
 
 
-def read_variables(dwarf: Dwarf, registers: Sequence[str], addr: int) -> list[Variable]:
+def read_variables(
+    dwarf: Dwarf, registers: Sequence[str], addr: int, line: int = 0
+) -> list[Variable]:
     """Return the variables in scope at an address, the innermost first; of a name the first.
 
     Those of a whole unit are left out.
@@ -50,18 +52,26 @@ def read_variables(dwarf: Dwarf, registers: Sequence[str], addr: int) -> list[Va
         dwarf: of the kernel.
         registers: pt_regs' names of the registers, in the order of their numbers in DWARF.
         addr: as linked.
+        line: that is meant there, or 0: where it calls an inlined function, whose code may begin
+            right there, its own variables come before that one's.
     """
     at = function_at(dwarf, addr)
     if at is None:
         return []
     reader = _Reader(dwarf, registers, at[1], addr)
     found = dict[str, Variable]()
-    for scope in reversed(_nested(dwarf, at[1], addr)):
+    for scope in _innermost_first(dwarf, _nested(dwarf, at[1], addr), line):
         for die in dwarf.children(scope):
             name = dwarf.name(die) if dwarf.tag(die) in (_PARAMETER, _VARIABLE) else ""
             if name and name not in found:
                 found[name] = _variable(reader, name, die)
     return list(found.values())
+
+
+def _innermost_first(dwarf: Dwarf, scopes: list[Die], line: int) -> list[Die]:
+    called = (n for n, each in enumerate(scopes) if line and dwarf.number(each, _AT_CALL) == line)
+    own = next(called, len(scopes))
+    return [*reversed(scopes[:own]), *reversed(scopes[own:])]
 
 
 def _nested(dwarf: Dwarf, function: Die, addr: int) -> list[Die]:

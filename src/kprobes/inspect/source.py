@@ -12,6 +12,7 @@ from kprobes.lang.parser import parse
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.model.source import SourceLine, Variable
 from kprobes.resolve.place import find_target, ip_of
+from kprobes.resolve.source_place import addresses_of_line
 from kprobes.units import U64
 
 _FILE = re.compile(r"(?P<file>[\w./+-]+\.[chS])(?::(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?)?")
@@ -94,12 +95,18 @@ def variables_at(guest: Guest, text: str) -> list[PlaceVariables]:
         TargetError: there is no debug information.
     """
     places, kernel, source = places_of(guest), guest.kernel, guest.open_source()
-    found: list[PlaceVariables] = []
-    for each in places.expand(parse(f"p {text}", registers=guest.arch.registers)):
-        addr = ip_of(find_target(each, kernel, places.locate), places.locate)
-        variables = tuple(source.variables(addr - kernel.slide & U64))
-        found.append(PlaceVariables(place=place_of(kernel.symbols, addr), variables=variables))
-    return found
+    definition, line = parse(f"p {text}", registers=guest.arch.registers), 0
+    if definition.place.line is not None:
+        line, addrs = addresses_of_line(definition, kernel, source)
+    else:
+        addrs = [ip_of(find_target(definition, kernel, places.locate), places.locate)]
+    return [
+        PlaceVariables(
+            place=place_of(kernel.symbols, addr),
+            variables=tuple(source.variables(addr - kernel.slide & U64, line)),
+        )
+        for addr in addrs
+    ]
 
 
 def _shown(kernel: Kernel, lines: Sequence[SourceLine], own: int | None) -> tuple[ShownLine, ...]:

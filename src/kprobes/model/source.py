@@ -105,6 +105,9 @@ class SourceInfo(Protocol):
         """
         ...
 
-    def variables(self, addr: int) -> Sequence[Variable]:
-        """Return what is in scope at an address, the innermost first; of a name the first."""
+    def variables(self, addr: int, line: int = 0) -> Sequence[Variable]:
+        """Return what is in scope at an address; of a name the first, which is that of the line.
+
+        Of no line in particular (0) the innermost come first.
+        """
         ...

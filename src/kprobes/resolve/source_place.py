@@ -71,11 +71,24 @@ def at_lines(definition: Definition, kernel: Kernel, source: SourceInfo) -> list
             return [definition]
         addr = function.addr + definition.place.offset
         return [_with_variables(definition, kernel, source, addr)]
-    found = [_at(definition, kernel, addr) for addr in _addresses(definition, kernel, source)]
-    return [_with_variables(each, kernel, source, addr) for addr, each in found]
+    line, addrs = addresses_of_line(definition, kernel, source)
+    found = [_at(definition, kernel, addr) for addr in addrs]
+    return [_with_variables(each, kernel, source, addr, line) for addr, each in found]
 
 
-def _addresses(definition: Definition, kernel: Kernel, source: SourceInfo) -> Sequence[int]:
+def addresses_of_line(
+    definition: Definition, kernel: Kernel, source: SourceInfo
+) -> tuple[int, Sequence[int]]:
+    """Return the number in its file of the line that a definition names, and where its code begins.
+
+    Args:
+        definition: whose place has a line.
+        kernel: that it is for.
+        source: its debug information.
+
+    Raises:
+        DefinitionError: there is no such line, or function.
+    """
     place, slide = definition.place, kernel.slide
     assert place.line is not None
     if not place.symbol:
@@ -86,12 +99,12 @@ def _addresses(definition: Definition, kernel: Kernel, source: SourceInfo) -> Se
         symbol, function = _function(definition, kernel, source)
         if place.line == 0:
             # The function's own: its entry.
-            return [symbol.addr]
+            return function.line, [symbol.addr]
         wanted, lines, what = function.line + place.line, function.lines, symbol.name
     found = next((line for line in lines if line.line == wanted), None)
     if found is None:
         raise _error(definition, Code.BAD_PROBE_ADDR, _near(what, wanted, place.line, lines))
-    return [addr + slide & U64 for addr in found.addrs]
+    return wanted, [addr + slide & U64 for addr in found.addrs]
 
 
 def _function(
@@ -127,11 +140,11 @@ def _at(definition: Definition, kernel: Kernel, addr: int) -> tuple[int, Definit
 
 
 def _with_variables(
-    definition: Definition, kernel: Kernel, source: SourceInfo, addr: int
+    definition: Definition, kernel: Kernel, source: SourceInfo, addr: int, line: int = 0
 ) -> Definition:
     if not any(_leaf(arg.fetch) is not None for arg in definition.args):
         return definition
-    variables = source.variables(addr - kernel.slide & U64)
+    variables = source.variables(addr - kernel.slide & U64, line)
     by_name = {each.name: each for each in variables}
     args = tuple(_fetched(definition, arg, by_name, kernel, addr) for arg in definition.args)
     return replace(definition, args=args)
