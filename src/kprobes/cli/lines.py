@@ -31,24 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source", type=Path, metavar="DIR", help="the kernel's source: its text is shown, too"
     )
-    options.add_output(parser)
-    options.add_target(parser)
-    options.add_kernel_files(parser)
-    options.add_quiet(parser)
-    options.add_boot(parser)
+    options.add_guest(parser)
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """List; return the exit code."""
-    from kprobes.cli.options import is_host
-    from kprobes.cli.target import check_options, guest_of
-    from kprobes.errors import UsageError
+    from kprobes.cli.target import only_guest_of
     from kprobes.inspect.source import lines_of
 
-    check_options(args)
-    if is_host(args):
-        raise UsageError("lines are listed of guests: --target must name one")
-    with guest_of(args) as guest:
+    with only_guest_of(args, "lines") as guest:
         found = lines_of(guest, args.what)
     text = None if args.source is None else read_source(args.source, found)
     write_text(out, as_json(found) if args.format == "json" else as_text(found, text))

@@ -177,6 +177,15 @@ def add_kernel_files(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_guest(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command that shows something of a guest."""
+    add_output(parser)
+    add_target(parser)
+    add_kernel_files(parser)
+    add_quiet(parser)
+    add_boot(parser)
+
+
 def add_recording(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how definitions are armed, and what they record besides."""
     add_strategy(parser)

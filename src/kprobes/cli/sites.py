@@ -68,11 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("words", nargs="*", metavar="FILE FUNC", help="see below")
     parser.set_defaults(image=None, arm=None, command=())
-    options.add_output(parser)
-    options.add_target(parser)
-    options.add_kernel_files(parser)
-    options.add_quiet(parser)
-    options.add_boot(parser)
+    options.add_guest(parser)
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:

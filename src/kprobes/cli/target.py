@@ -225,6 +225,20 @@ def guest_of(args: argparse.Namespace) -> Generator["Guest"]:
             stop.check()
 
 
+@contextmanager
+def only_guest_of(args: argparse.Namespace, what: str) -> Generator["Guest"]:
+    """Yield a guest as ``guest_of`` does, for what there is of guests only.
+
+    Raises:
+        UsageError: options make no sense, or mean this machine's own kernel.
+    """
+    check_options(args)
+    if is_host(args):
+        raise UsageError(f"{what} are listed of guests: --target must name one")
+    with guest_of(args) as guest:
+        yield guest
+
+
 def access_of(
     args: argparse.Namespace,
     progress: Callable[[str], None],

@@ -31,24 +31,15 @@ Exit status: 0 done, 1 no debug information, 2 usage, 3 target unreachable, 4 no
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("place", metavar="PLACE", help="where")
-    options.add_output(parser)
-    options.add_target(parser)
-    options.add_kernel_files(parser)
-    options.add_quiet(parser)
-    options.add_boot(parser)
+    options.add_guest(parser)
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """List; return the exit code."""
-    from kprobes.cli.options import is_host
-    from kprobes.cli.target import check_options, guest_of
-    from kprobes.errors import UsageError
+    from kprobes.cli.target import only_guest_of
     from kprobes.inspect.source import variables_at
 
-    check_options(args)
-    if is_host(args):
-        raise UsageError("variables are listed of guests: --target must name one")
-    with guest_of(args) as guest:
+    with only_guest_of(args, "variables") as guest:
         found = variables_at(guest, args.place)
     write_text(out, as_json(found) if args.format == "json" else as_text(found))
     return 0
