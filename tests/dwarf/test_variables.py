@@ -40,7 +40,7 @@ def test_parameters_are_in_registers_at_the_entry(path: Path, source: DwarfSourc
     assert thing.location == Location(kind=LocationKind.REGISTER, register="di")
     assert (thing.type, thing.struct, thing.is_pointer) == ("struct thing *", "thing", True)
     assert text.location == Location(kind=LocationKind.REGISTER, register="si")
-    assert (text.type, text.is_text, text.struct) == ("const char *", True, "")
+    assert (text.type, text.is_pointer, text.struct) == ("const char *", True, "")
     assert count.location == Location(kind=LocationKind.REGISTER, register="dx")
     assert count.spec is not None
     assert count.spec.base == "u16"

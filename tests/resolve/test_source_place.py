@@ -44,7 +44,6 @@ _VARIABLES = (
     variable(
         "name",
         type="const char *",
-        is_text=True,
         is_pointer=True,
         spec=TypeWord(base="x64", size=8),
         location=Location(kind=LocationKind.REGISTER, register="si"),
@@ -52,7 +51,6 @@ _VARIABLES = (
     variable(
         "buffer",
         type="char [16]",
-        is_text=True,
         spec=None,
         location=Location(kind=LocationKind.MEMORY, register="sp", number=16),
     ),
@@ -80,9 +78,7 @@ class FakeSource(Struct, frozen=True):
     def function(self, addr: int) -> SourceFunction | None:
         if addr != TEXT - _SLIDE:
             return None
-        return SourceFunction(
-            name="vfs_read", file="fs/read_write.c", line=450, lines=tuple(self.lines)
-        )
+        return SourceFunction(file="fs/read_write.c", line=450, lines=tuple(self.lines))
 
     def file_lines(self, file: str, first: int, last: int) -> Sequence[SourceLine]:
         return [

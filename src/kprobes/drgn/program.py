@@ -1,6 +1,6 @@
 """A guest's kernel as drgn's Program, which its helpers and its users' scripts take."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from drgn import Architecture, FaultError, Platform, Program
 
@@ -43,8 +43,15 @@ def make_program(find_guest: Callable[[], Guest]) -> Program:
     prog.set_linux_kernel_custom(note, True)
     # Through the page tables as we read them: drgn's way needs more of the note than old ones tell.
     prog.add_memory_segment(_KERNEL, _KERNEL - 1, _reader(memory.read))
-    noted = vmcoreinfo.parse(note).symbols
+    _register_finders(prog, kernel.types, find_guest, vmcoreinfo.parse(note).symbols)
+    # drgn walks stacks by the kernel's own tables where an address belongs to a module.
+    prog.main_module("kernel", create=True).address_ranges = list(kernel.texts)
+    return prog
 
+
+def _register_finders(
+    prog: Program, types: BtfTypes, find_guest: Callable[[], Guest], noted: Mapping[str, int]
+) -> None:
     def is_code(addr: int) -> bool:
         kernel = find_guest().kernel
         symbol = kernel.symbols.at(addr)
@@ -57,14 +64,12 @@ def make_program(find_guest: Callable[[], Guest]) -> Program:
             return Symbol(addr=Addr(noted[name]), name=name, type="d", size=0)
         return found
 
-    types = TypeFinder(prog, kernel.types.btf)
-    prog.register_type_finder(_NAME, types, enable_index=0)
-    prog.register_object_finder(_NAME, ObjectFinder(types, find, is_code), enable_index=0)
+    type_finder = TypeFinder(prog, types.btf)
+    objects = ObjectFinder(type_finder, find, is_code)
     symbols = SymbolFinder(lambda: find_guest().kernel.symbols, is_code)
+    prog.register_type_finder(_NAME, type_finder, enable_index=0)
+    prog.register_object_finder(_NAME, objects, enable_index=0)
     prog.register_symbol_finder(_NAME, symbols, enable_index=0)
-    # drgn walks stacks by the kernel's own tables where an address belongs to a module.
-    prog.main_module("kernel", create=True).address_ranges = list(kernel.texts)
-    return prog
 
 
 def _reader(read: Callable[[int, int], bytes]) -> Callable[[int, int, int, bool], bytes]:
@@ -82,8 +87,7 @@ def _note(memory: Memory, kernel: Kernel) -> bytes:
     # The kernel's own VMCOREINFO, or, of one that has none, what drgn cannot do without.
     found = kernel.symbols.find("vmcoreinfo_data")
     if found is not None:
-        page = int.from_bytes(memory.read(found.addr, 8), "little")
-        for text in vmcoreinfo.find_texts(memory.read(page, _PAGE)):
+        for text in vmcoreinfo.texts_at(memory.read, found.addr):
             return text
     tables = kernel.symbols.named("swapper_pg_dir").addr
     return (

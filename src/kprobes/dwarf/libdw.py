@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kprobes.errors import FormatError, UsageError
+from kprobes.units import signed
 
 _LIBRARY = "libdw.so.1"
 _READ = 0
@@ -239,7 +240,7 @@ class Dwarf:
         read = self._lib.dwarf_formsdata if is_signed else self._lib.dwarf_formudata
         if found is None or read(byref(found), byref(value)):
             return None
-        return value.value - (value.value >> 63 << 64) if is_signed else value.value
+        return signed(value.value) if is_signed else value.value
 
     def declared(self, die: Die) -> tuple[str, int] | None:
         """Return the file and the line where something is declared, or None."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from kprobes.dwarf.libdw import Die, Dwarf, LineRow
-from kprobes.model.source import SourceFunction, SourceLine
+from kprobes.model.source import SourceFunction, SourceLine, is_same_file
 
 SUBPROGRAM = 0x2E
 """DW_TAG_subprogram."""
@@ -31,9 +31,7 @@ def read_function(dwarf: Dwarf, addr: int) -> SourceFunction | None:
     # What of the same file is inlined there is declared elsewhere: its lines are before or after.
     rows = [row for row in beginnings(dwarf.rows(unit)) if dwarf.has(function, row.addr)]
     own = (row for row in rows if row.file == file and row.line >= line)
-    return SourceFunction(
-        name=dwarf.name(function), file=file, line=line, lines=tuple(_gathered(own))
-    )
+    return SourceFunction(file=file, line=line, lines=tuple(_gathered(own)))
 
 
 def read_file(dwarf: Dwarf, file: str, first: int, last: int) -> list[SourceLine]:
@@ -59,12 +57,6 @@ def read_file(dwarf: Dwarf, file: str, first: int, last: int) -> list[SourceLine
                 if first <= row.line <= last and is_same_file(row.file, file)
             ]
     return _gathered(found)
-
-
-def is_same_file(path: str, wanted: str) -> bool:
-    """Whether a path ends with the wanted one's parts: ``fs/read_write.c``, ``read_write.c``."""
-    wanted = wanted.removeprefix("./")
-    return path == wanted or path.endswith(f"/{wanted}")
 
 
 def beginnings(rows: Sequence[LineRow]) -> list[LineRow]:

@@ -11,6 +11,7 @@ from kprobes.dwarf.libdw import Die, Dwarf, Op
 from kprobes.dwarf.lines import function_at
 from kprobes.model.definition import TypeWord
 from kprobes.model.source import Location, LocationKind, Variable
+from kprobes.units import signed
 
 _PARAMETER, _VARIABLE = 0x05, 0x34
 _BLOCKS = (0x1D, 0x0B)
@@ -115,12 +116,12 @@ class _Reader(NamedTuple):
         if op.atom == _OP_ADDR:
             return Location(kind=LocationKind.STATIC, number=op.number)
         if op.atom == _OP_FBREG:
-            return self._in_frame(_signed(op.number))
+            return self._in_frame(signed(op.number))
         is_memory = _OP_BREG <= op.atom < _OP_BREG + _REGISTERS or op.atom == _OP_BREGX
         if is_memory:
             number = op.number if op.atom == _OP_BREGX else op.atom - _OP_BREG
             offset = op.second if op.atom == _OP_BREGX else op.number
-            return self._in(number, LocationKind.MEMORY, _signed(offset))
+            return self._in(number, LocationKind.MEMORY, signed(offset))
         if _OP_REG <= op.atom < _OP_REG + _REGISTERS or op.atom == _OP_REGX:
             number = op.number if op.atom == _OP_REGX else op.atom - _OP_REG
             return self._in(number, LocationKind.REGISTER, 0)
@@ -152,17 +153,15 @@ def _variable(reader: _Reader, name: str, die: Die) -> Variable:
     else:
         place = reader.location(ops or [])
     type_ = _peeled(dwarf, die)
-    pointee = _peeled(dwarf, type_.die) if type_.tag in (_POINTER, _ARRAY) and type_.die else None
-    is_char = pointee is not None and pointee.tag == _BASE and pointee.size == 1
-    is_struct = pointee is not None and type_.tag == _POINTER and pointee.tag == _STRUCT
+    pointee = _peeled(dwarf, type_.die) if type_.tag == _POINTER and type_.die else None
+    is_struct = pointee is not None and pointee.tag == _STRUCT
     return Variable(
         name=name,
-        type=type_text(dwarf, dwarf.reference(die, _AT_TYPE)),
+        type=_type_text(dwarf, dwarf.reference(die, _AT_TYPE)),
         location=place if isinstance(place, Location) else None,
         why="" if isinstance(place, Location) else place,
         spec=_spec(dwarf, type_),
         struct=dwarf.name(pointee.die) if is_struct and pointee and pointee.die else "",
-        is_text=is_char,
         is_pointer=type_.tag == _POINTER,
         ranges=tuple(_ranges(reader, die)),
     )
@@ -212,8 +211,8 @@ def _spec(dwarf: Dwarf, type_: _Type) -> TypeWord | None:
     return TypeWord(base=f"{'s' if encoding in _SIGNED else 'u'}{8 * type_.size}", size=type_.size)
 
 
-def type_text(dwarf: Dwarf, die: Die | None) -> str:
-    """Return a type as C writes it without a name; void for None."""
+def _type_text(dwarf: Dwarf, die: Die | None) -> str:
+    # As C writes it without a name; void for None.
     after = ""
     for _ in range(_MAX_CHAIN):
         if die is None:
@@ -226,9 +225,9 @@ def type_text(dwarf: Dwarf, die: Die | None) -> str:
             after = f"{after} [{_length(dwarf, die)}]".replace("] [", "][")
         elif tag in _QUALIFIERS:
             inner = dwarf.reference(die, _AT_TYPE)
-            return f"{_QUALIFIERS[tag]} {type_text(dwarf, inner)}{after}"
+            return f"{_QUALIFIERS[tag]} {_type_text(dwarf, inner)}{after}"
         elif tag == _FUNCTION:
-            return f"{type_text(dwarf, dwarf.reference(die, _AT_TYPE))} ({after.strip()})(...)"
+            return f"{_type_text(dwarf, dwarf.reference(die, _AT_TYPE))} ({after.strip()})(...)"
         else:
             word = f"{_TAGS[tag]} " if tag in _TAGS else ""
             return f"{word}{dwarf.name(die) or '{...}'}{after}"
@@ -245,8 +244,4 @@ def _length(dwarf: Dwarf, die: Die) -> str:
 
 
 def _constant(op: Op) -> int:
-    return op.atom - _LITERALS if op.atom >= _LITERALS else _signed(op.number)
-
-
-def _signed(number: int) -> int:
-    return number - (number >> 63 << 64)
+    return op.atom - _LITERALS if op.atom >= _LITERALS else signed(op.number)

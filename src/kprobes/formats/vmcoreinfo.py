@@ -11,7 +11,7 @@ have none.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import Struct
 
@@ -65,6 +65,16 @@ def parse(text: bytes) -> VmcoreInfo:
 def find(data: bytes) -> Iterator[VmcoreInfo]:
     """Return every text in a piece of memory that names a symbol."""
     return (info for text in find_texts(data) if (info := parse(text)).symbols)
+
+
+def texts_at(read: Callable[[int, int], bytes], pointer: int) -> Iterator[bytes]:
+    """Return every text in the page that a pointer of the kernel's leads to.
+
+    Args:
+        read: returns what is at an address, or raises MemoryFault.
+        pointer: the address of ``vmcoreinfo_data``.
+    """
+    return find_texts(read(int.from_bytes(read(pointer, 8), "little"), _SIZE))
 
 
 def find_texts(data: bytes) -> Iterator[bytes]:

@@ -308,7 +308,7 @@ def _vmcoreinfo(tables: Tables, build: Build) -> VmcoreInfo | None:
     if at is None:
         return None
     try:
-        text = tables.read(int.from_bytes(tables.read(at, 8), "little"), _PAGE)
+        found = map(vmcoreinfo.parse, vmcoreinfo.texts_at(tables.read, at))
     except MemoryFault:
         return None
-    return next(vmcoreinfo.find(text), None)
+    return next((info for info in found if info.symbols), None)

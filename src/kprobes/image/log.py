@@ -165,10 +165,10 @@ def _pointer(memory: Memory, kernel: Kernel) -> int:
         return found.addr
     note = kernel.symbols.find("vmcoreinfo_data")
     if note is not None:
-        page = int.from_bytes(memory.read(note.addr, _WORD), "little")
-        for info in vmcoreinfo.find(memory.read(page, _PAGE)):
-            if "prb" in info.symbols:
-                return info.symbols["prb"]
+        for text in vmcoreinfo.texts_at(memory.read, note.addr):
+            symbols = vmcoreinfo.parse(text).symbols
+            if "prb" in symbols:
+                return symbols["prb"]
     raise FormatError("its place is not known")
 
 

@@ -8,14 +8,14 @@ from msgspec import Struct
 from kprobes.errors import UsageError
 from kprobes.guest.guest import Guest
 from kprobes.guest.places import places_of
-from kprobes.lang.parser import parse
+from kprobes.lang.parser import SOURCE_FILE, parse
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.model.source import SourceLine, Variable
 from kprobes.resolve.place import find_target, ip_of
 from kprobes.resolve.source_place import addresses_of_line
 from kprobes.units import U64
 
-_FILE = re.compile(r"(?P<file>[\w./+-]+\.[chS])(?::(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?)?")
+_FILE = re.compile(rf"(?P<file>{SOURCE_FILE})(?::(?P<first>\d{{1,9}})(?:-(?P<last>\d{{1,9}}))?)?")
 _LAST = 10**9
 
 

@@ -71,9 +71,10 @@ _PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!^-]+")
 # A pattern may hold [a-z], whose hyphen starts no offset.
 _UP_TO_OFFSET = re.compile(r"(?:\[[^\]]*\]|[^+-])*")
 _RETURN = "%return"
-_FILE = r"[\w./+-]+\.[chS]"
+SOURCE_FILE = r"[\w./+-]+\.[chS]"
+"""The end of a source file's path, as an expression."""
 _SOURCE = re.compile(
-    rf"(?:(?P<file>{_FILE})|(?P<function>[A-Za-z_][\w.]*)(?:@(?P<of>{_FILE}))?)"
+    rf"(?:(?P<file>{SOURCE_FILE})|(?P<function>[A-Za-z_][\w.]*)(?:@(?P<of>{SOURCE_FILE}))?)"
     r"(?::(?P<line>\d{1,9}))?"
 )
 _PLACES = (

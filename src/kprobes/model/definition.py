@@ -314,6 +314,13 @@ class FetchArg(Struct, frozen=True, kw_only=True):
         return self.body.start > self.span.start
 
 
+def leaf_of(fetch: Fetch) -> Fetch:
+    """Return what an expression begins with: what is left of all that is read or cast of it."""
+    while isinstance(fetch, Deref | Member | Cast | PerCpu):
+        fetch = fetch.base
+    return fetch
+
+
 class Place(Struct, frozen=True, kw_only=True):
     """Where the probe goes: a symbol (or a glob of symbols) and an offset, or an address.
 

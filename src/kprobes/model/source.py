@@ -9,6 +9,12 @@ from msgspec import Struct
 from kprobes.model.definition import TypeWord
 
 
+def is_same_file(path: str, wanted: str) -> bool:
+    """Whether a path ends with the wanted one's parts: ``fs/read_write.c``, ``read_write.c``."""
+    wanted = wanted.removeprefix("./")
+    return path == wanted or path.endswith(f"/{wanted}")
+
+
 class SourceLine(Struct, frozen=True, kw_only=True):
     """One line that has code.
 
@@ -27,14 +33,12 @@ class SourceFunction(Struct, frozen=True, kw_only=True):
     """One function's source.
 
     Attributes:
-        name: of the function.
         file: that it is in.
         line: where it is declared.
         lines: that have code of it, ascending; of inlined functions those of their own are left
             out.
     """
 
-    name: str
     file: str
     line: int
     lines: tuple[SourceLine, ...]
@@ -72,7 +76,6 @@ class Variable(Struct, frozen=True, kw_only=True):
         why: it cannot; "" where it can.
         spec: how a number is fetched; None for what is none.
         struct: the name of the struct that it points to, or "".
-        is_text: whether it is a ``char *`` or an array of chars.
         is_pointer: whether it is a pointer.
         ranges: (start, end) of the addresses where it can be read, as linked.
     """
@@ -83,7 +86,6 @@ class Variable(Struct, frozen=True, kw_only=True):
     why: str = ""
     spec: TypeWord | None = None
     struct: str = ""
-    is_text: bool = False
     is_pointer: bool = False
     ranges: tuple[tuple[int, int], ...] = ()
 

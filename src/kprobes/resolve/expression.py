@@ -38,6 +38,7 @@ from kprobes.model.definition import (
     Stacktrace,
     Step,
     Text,
+    leaf_of,
 )
 from kprobes.model.kernel import CType, Kernel, MemberPlace, Prototype, TypeKind, Types
 from kprobes.model.resolved import (
@@ -342,8 +343,7 @@ def check_symbols(context: ResolveContext, fetch: Fetch) -> None:
     Raises:
         DefinitionError: it has not; the kernel points at the place.
     """
-    while isinstance(fetch, Deref | Member | Cast | PerCpu):
-        fetch = fetch.base
+    fetch = leaf_of(fetch)
     if isinstance(fetch, MemoryOf) and context.kernel.symbols.find(fetch.symbol) is None:
         hint = f"no symbol {fetch.symbol!r} in this kernel"
         raise context.error(Code.BAD_PROBE_ADDR, context.definition.place.span.start, hint)

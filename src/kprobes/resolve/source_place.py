@@ -26,6 +26,7 @@ from kprobes.model.definition import (
     PerCpu,
     Register,
     Span,
+    leaf_of,
 )
 from kprobes.model.kernel import Kernel, Symbol
 from kprobes.model.source import (
@@ -35,6 +36,7 @@ from kprobes.model.source import (
     SourceInfo,
     SourceLine,
     Variable,
+    is_same_file,
 )
 from kprobes.resolve.place import find_function
 from kprobes.units import U64, Addr
@@ -49,8 +51,11 @@ def names_variables(definition: Definition) -> bool:
 
     They have the parameters of functions, at their entries.
     """
-    place = definition.place
-    return bool(place.offset) and any(_leaf(arg.fetch) is not None for arg in definition.args)
+    return bool(definition.place.offset) and _has_names(definition)
+
+
+def _has_names(definition: Definition) -> bool:
+    return any(isinstance(leaf_of(arg.fetch), Parameter) for arg in definition.args)
 
 
 def at_lines(definition: Definition, kernel: Kernel, source: SourceInfo) -> list[Definition]:
@@ -72,8 +77,9 @@ def at_lines(definition: Definition, kernel: Kernel, source: SourceInfo) -> list
         addr = function.addr + definition.place.offset
         return [_with_variables(definition, kernel, source, addr)]
     line, addrs = addresses_of_line(definition, kernel, source)
-    found = [_at(definition, kernel, addr) for addr in addrs]
-    return [_with_variables(each, kernel, source, addr, line) for addr, each in found]
+    return [
+        _with_variables(_at(definition, kernel, addr), kernel, source, addr, line) for addr in addrs
+    ]
 
 
 def addresses_of_line(
@@ -114,7 +120,7 @@ def _function(
     named = kernel.symbols.all_named(place.symbol) if place.file else ()
     for symbol in named or (find_function(definition, kernel),):
         function = source.function(symbol.addr - kernel.slide)
-        if function is not None and f"/{function.file}".endswith(f"/{place.file}" * bool(named)):
+        if function is not None and (not named or is_same_file(function.file, place.file)):
             return symbol, function
     where = f" in {place.file}" if place.file else ""
     hint = f"the debug information has no lines of {place.symbol}{where}"
@@ -129,31 +135,25 @@ def _near(what: str, wanted: int, given: int, lines: Sequence[SourceLine]) -> st
     return f"that line has no code; of {what} there is some at {', '.join(map(str, near))}"
 
 
-def _at(definition: Definition, kernel: Kernel, addr: int) -> tuple[int, Definition]:
+def _at(definition: Definition, kernel: Kernel, addr: int) -> Definition:
     symbol, place = kernel.symbols.at(addr), definition.place
     if symbol is None or not kernel.symbols.is_unique(symbol.name):
         found = replace(place, symbol="", addr=Addr(addr), line=None, file="")
     else:
         offset = addr - symbol.addr
         found = replace(place, symbol=symbol.name, offset=offset, line=None, file="")
-    return addr, replace(definition, place=found)
+    return replace(definition, place=found)
 
 
 def _with_variables(
     definition: Definition, kernel: Kernel, source: SourceInfo, addr: int, line: int = 0
 ) -> Definition:
-    if not any(_leaf(arg.fetch) is not None for arg in definition.args):
+    if not _has_names(definition):
         return definition
     variables = source.variables(addr - kernel.slide & U64, line)
     by_name = {each.name: each for each in variables}
     args = tuple(_fetched(definition, arg, by_name, kernel, addr) for arg in definition.args)
     return replace(definition, args=args)
-
-
-def _leaf(fetch: Fetch) -> Parameter | None:
-    while isinstance(fetch, Deref | Member | Cast | PerCpu):
-        fetch = fetch.base
-    return fetch if isinstance(fetch, Parameter) else None
 
 
 def _fetched(
@@ -163,8 +163,8 @@ def _fetched(
     kernel: Kernel,
     addr: int,
 ) -> FetchArg:
-    leaf = _leaf(arg.fetch)
-    if leaf is None:
+    leaf = leaf_of(arg.fetch)
+    if not isinstance(leaf, Parameter):
         return arg
     variable = variables.get(leaf.name)
     if variable is None:

@@ -21,6 +21,7 @@ from kprobes.model.definition import (
     Parameter,
     PerCpu,
     TypeWord,
+    leaf_of,
 )
 from kprobes.model.kernel import SYSTEM_CALLS, Kernel, Symbol
 
@@ -85,9 +86,7 @@ def number_parameters(definition: Definition, parameters: Parameters) -> Definit
 
 def _check(definition: Definition, names: Sequence[str]) -> None:
     for arg in definition.args:
-        fetch = arg.fetch
-        while isinstance(fetch, Deref | Member | Cast | PerCpu):
-            fetch = fetch.base
+        fetch = leaf_of(arg.fetch)
         if isinstance(fetch, Parameter) and fetch.name not in names:
             column, hint = fetch.span.start, f"its arguments: {' '.join(names)}"
             raise rejection(Code.NO_BTFARG, command=definition.command, column=column, hint=hint)
