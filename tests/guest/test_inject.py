@@ -21,7 +21,7 @@ from kprobes.formats.rsp import StopReply
 from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.inject import CallInjector, Returned
-from kprobes.transport.stub import Stub
+from kprobes.transport.stub import SIGTRAP, Stub
 from kprobes.units import Addr, Phys
 from tests.build.guest import DATA, make_memory
 from tests.build.kernel import TEXT, make_kernel, symbol
@@ -119,11 +119,12 @@ class FakeCpus:
         self.is_running = False
         return StopReply(signal=5, cpu=stopped)
 
-    def stop(self) -> None:
+    def stop(self) -> StopReply:
         assert self.is_running
         if self.is_gone:
             raise GuestGoneError("the guest is gone")
         self.is_running = False
+        return StopReply(signal=2, cpu=1)
 
     @contextmanager
     def paused(self) -> Generator[None]:
@@ -144,12 +145,16 @@ def _guest() -> tuple[FakeCpus, GuestMemory, CallInjector]:
     memory = make_memory()
     memory.write(UNCALLED, b"\x90" * 7 + b"\xc3")
     memory.write(IRQS_OFF, b"\xfa\xc3")
-    cpus = FakeCpus({1: _vcpu(SYSCALL), 2: _vcpu(0, STACK + 0x1000)}, memory=memory)
+    cpus = FakeCpus({1: _vcpu(0), 2: _vcpu(0, STACK + 0x1000)}, memory=memory)
     return cpus, memory, CallInjector(cast("Stub", cpus), memory, KERNEL, AllocationLog())
 
 
-def _caught(cpus: FakeCpus) -> None:
-    cpus.script.append(lambda: 1)
+def _caught(cpus: FakeCpus, place: int = SYSCALL) -> None:
+    def step() -> int | None:
+        cpus.vcpus[1]["rip"] = place
+        return 1
+
+    cpus.script.append(step)
 
 
 def _returns(cpus: FakeCpus, cpu: int, result: int) -> Callable[[], int | None]:
@@ -161,6 +166,31 @@ def _returns(cpus: FakeCpus, cpu: int, result: int) -> Callable[[], int | None]:
         return cpu
 
     return step
+
+
+def test_a_task_that_stands_at_a_place_is_taken_before_anybody_runs() -> None:
+    cpus, _, injector = _guest()
+    cpus.vcpus[2]["rip"] = SYSCALL
+
+    with injector.task() as task:
+        assert task.thread == 2
+
+    assert cpus.seen == []
+
+
+def test_a_task_that_comes_to_a_place_as_the_time_ends_is_taken() -> None:
+    cpus, _, injector = _guest()
+
+    def stop() -> StopReply:
+        cpus.is_running = False
+        cpus.vcpus[1]["rip"] = SYSCALL
+        return StopReply(signal=SIGTRAP, cpu=1)
+
+    setattr(cpus, "stop", stop)  # noqa: B010
+    with injector.task(timeout_s=0) as task:
+        assert task.thread == 1
+
+    assert len(cpus.seen) == 1
 
 
 def test_a_function_is_called_with_its_numbers_and_its_result_comes_back() -> None:
@@ -186,7 +216,7 @@ def test_a_function_is_called_with_its_numbers_and_its_result_comes_back() -> No
 
 def test_the_task_s_own_registers_lie_on_its_stack_as_the_kernel_returns_from_interrupts() -> None:
     cpus, memory, injector = _guest()
-    before = dict(cpus.vcpus[1])
+    before = cpus.vcpus[1] | {"rip": SYSCALL}
     _caught(cpus)
 
     with injector.task() as task:
@@ -466,8 +496,7 @@ def test_without_the_syscall_switch_every_busy_syscall_is_watched() -> None:
     names = ("__x64_sys_read", "__x64_sys_futex", "vmstat_shepherd")
     rest = [symbol(name, TEXT + 0x1000 + 16 * n) for n, name in enumerate(names)]
     kernel = make_kernel([*KERNEL.symbols.glob("[!x]*"), *rest])
-    cpus.vcpus[1]["rip"] = rest[0].addr
-    _caught(cpus)
+    _caught(cpus, rest[0].addr)
 
     with CallInjector(cast("Stub", cpus), memory, kernel, AllocationLog()).task():
         pass
@@ -524,8 +553,7 @@ def test_no_task_of_a_guest_that_another_has_paused_makes_a_call() -> None:
 def test_nobody_comes_to_a_breakpoint_while_the_guest_is_migrated() -> None:
     cpus, _, injector = _guest()
     cpus.migrations = [True, True, False]
-    cpus.script.append(lambda: 1)
-    cpus.vcpus[1]["rip"] = SYSCALL
+    _caught(cpus)
 
     with injector.task():
         pass

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 import kprobes
 from kprobes.errors import GuestCrashedError, RefusedError
+from kprobes.guest import inject
 from kprobes.model.events import Events
 from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
@@ -266,6 +267,23 @@ def test_a_guest_that_we_boot_is_probed_before_its_initcalls(
     is_early = {FIRST_CALLS[arch], b"deferred_probe_initcall"} < set(calls)
     assert is_early == (b"initcalls are over" not in traced.stderr)
     assert is_early == ((arch, suite) != ("arm64", SUITES["6.1"]))
+
+
+def test_a_guest_stands_before_its_initcalls_however_slow_it_is(
+    monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    # On a busy machine nobody in it runs for longer than a busy guest is waited for.
+    monkeypatch.setattr(inject, "_BUSY_WAIT_S", 0.0)
+    with kprobes.boot(MachineOptions(arch=arch, suite="sid"), is_early=True) as session:
+        session.probe("p:call do_one_initcall fn=$arg1:x64")
+        session.probe("r:done do_one_initcall")
+
+        with session.record() as trace:
+            assert session.run("echo up").output == b"up\n"
+
+        first = session.driver.kernel.symbols.named(FIRST_CALLS[arch].decode())
+        assert first.addr in [event["fn"] for event in trace["call"]]
+        assert len(trace["call"]) == len(trace["done"])
 
 
 @pytest.mark.parametrize("suite", [SUITES["5.10"], SUITES["7.x"]], ids=["5.10", "7.x"])

@@ -360,6 +360,10 @@ class CallInjector:
         self, places: Sequence[Addr], timeout_s: float
     ) -> tuple[int, Mapping[str, int]] | None:
         """Stop somebody who comes to one of these places; return the vCPU and its registers."""
+        # Nobody need come by where one stands there: process 1, in a guest before its initcalls.
+        # Let run, it would be past them.
+        if (found := self._standing_at(places)) is not None:
+            return found
         deadline = time.monotonic() + timeout_s
         with ExitStack() as breakpoints:
             for place in places:
@@ -374,6 +378,13 @@ class CallInjector:
                 if registers[self._info.pc] in places:
                     return thread, registers
             return None
+
+    def _standing_at(self, places: Sequence[Addr]) -> tuple[int, Mapping[str, int]] | None:
+        for thread in self._debugger.ids():
+            registers = self._debugger.registers(thread)
+            if registers[self._info.pc] in places:
+                return thread, registers
+        return None
 
     def _timers(self) -> list[Addr]:
         found = (address_of(self._kernel, name) for name in _TIMERS)

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from kprobes.errors import TargetError
 from kprobes.guest.allocations import nothing
-from kprobes.transport.stub import Stub
+from kprobes.transport.stub import SIGTRAP, Stub
 from kprobes.units import Addr
 
 MIGRATED = (
@@ -65,7 +65,9 @@ def run_until_stop(
         debugger.stop()
         raise
     if stopped is None:
-        debugger.stop()
+        # It may come to a breakpoint before it is stopped.
+        reply = debugger.stop()
+        stopped = reply if reply.signal == SIGTRAP else None
     if debugger.is_held:
         raise TargetError(PAUSED)
     return None if stopped is None else stopped.cpu
