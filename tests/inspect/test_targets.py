@@ -2,12 +2,16 @@
 
 import mmap
 import os
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from kprobes.formats.vmcoreinfo import VmcoreInfo, find
+from kprobes.inspect import targets
 from kprobes.inspect.targets import read_kernel
 from kprobes.transport.find_ram import Mapping
 from kprobes.transport.running import Qemu
@@ -60,6 +64,16 @@ def test_there_is_a_limit_of_time() -> None:
     with guest((0, TEXT.format("6.1.0", "abcd"))) as qemu:
         assert read_kernel(qemu, at_most_s=0) is None
         assert read_kernel(qemu) is not None
+
+
+def test_time_that_others_have_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slowly(data: bytes) -> Iterator[VmcoreInfo]:
+        time.sleep(0.6)
+        return find(data)
+
+    monkeypatch.setattr(targets, "find", slowly)
+    with guest((0, TEXT.format("6.1.0", "abcd"))) as qemu:
+        assert read_kernel(qemu, at_most_s=0.5) is not None
 
 
 def test_memory_that_is_gone_or_hidden_tells_nothing() -> None:

@@ -88,15 +88,15 @@ def read_kernel(qemu: Qemu, *, at_most_s: float = _LONGEST_S) -> VmcoreInfo | No
 
     Args:
         qemu: its process.
-        at_most_s: how long it may take.
+        at_most_s: CPU time that it may take; of the clock's, others may have most.
     """
     found: dict[tuple[str, bytes], VmcoreInfo] = {}
     if qemu.ram is not None:
-        deadline = time.monotonic() + at_most_s
+        deadline = time.thread_time() + at_most_s
         with suppress(OSError, KprobesError):
             for data in _pages(Path("/proc", str(qemu.pid)), qemu.ram):
                 found |= {(each.release, each.build_id): each for each in find(data)}
-                if time.monotonic() > deadline:
+                if time.thread_time() > deadline:
                     return None
     return next(iter(found.values())) if len(found) == 1 else None
 
