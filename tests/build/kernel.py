@@ -144,7 +144,11 @@ def read(text: str) -> Definition:
 
 
 def make_probe(
-    text: str, *, event_id: int = 1, addr: int = SITE, this_cpu_off: int = THIS_CPU_OFF
+    text: str | Definition,
+    *,
+    event_id: int = 1,
+    addr: int = SITE,
+    this_cpu_off: int = THIS_CPU_OFF,
 ) -> Resolved:
     """Resolve a definition on a function ``f`` that begins at its ftrace site."""
     kernel = make_kernel(
@@ -156,7 +160,8 @@ def make_probe(
             symbol(WALK_USER_STACK, TEXT),
         ]
     )
-    return resolve(read(text), kernel, X86_64, event_id=event_id, locate=lambda symbol: symbol.addr)
+    definition = read(text) if isinstance(text, str) else text
+    return resolve(definition, kernel, X86_64, event_id=event_id, locate=lambda each: each.addr)
 
 
 def make_extra(text: str, synthetic_fields: SyntheticFields) -> Resolved:

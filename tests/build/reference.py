@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from kprobes.model.abi import MAX_STRING
 from kprobes.model.resolved import (
+    ComputedValue,
     Constant,
     FieldFetch,
     Load,
@@ -21,6 +22,7 @@ from kprobes.model.resolved import (
 )
 from kprobes.units import U64
 from tests.build.machine import COMM, DATA_SIZE, FLAGS, KERNEL, MIGRATION, PID, TASK, USER, Machine
+from tests.build.operations import operate
 from tests.build.records import Value
 
 State = Mapping[str, int]
@@ -148,6 +150,9 @@ def _plain(machine: Machine, operand: Operand, at: tuple[Resolved, State]) -> in
             assert cpu_offset is not None
             inner = _plain(machine, base, at)
             return None if inner is None else inner + machine.cpu.number(machine.percpu(cpu_offset))
+        case ComputedValue(operation=operation):
+            left, right = (_plain(machine, each, at) for each in (operand.left, operand.right))
+            return None if left is None or right is None else operate(operation, left, right)
         case Load():
             data = _fetched(machine, operand, 8, at)
             return None if data is None else int.from_bytes(data, "little")

@@ -3,11 +3,14 @@
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.model.abi import MAX_DYNAMIC, MAX_STRING, GuestAbi
+from kprobes.model.definition import Computed, Deref, Immediate, Operation
+from kprobes.model.resolved import Resolved, can_fault
 from kprobes.units import U64
 from tests.build import reference
-from tests.build.kernel import DATA_SYMBOL, THIS_CPU_OFF, make_probe
+from tests.build.kernel import DATA_SYMBOL, THIS_CPU_OFF, make_probe, read
 from tests.build.machine import (
     ABI,
     ABI_HIGH,
@@ -20,6 +23,7 @@ from tests.build.machine import (
     Machine,
     random_state,
 )
+from tests.build.operations import SHIFTS
 from tests.build.records import records
 
 DEFINITIONS = [
@@ -56,9 +60,13 @@ def this_cpu_off_of(abi: GuestAbi) -> int:
 
 
 def _check(abi: GuestAbi, text: str, count: int) -> None:
+    this_cpu_off = this_cpu_off_of(abi)
+    _check_probe(abi, make_probe(text, this_cpu_off=this_cpu_off), count)
+
+
+def _check_probe(abi: GuestAbi, probe: Resolved, count: int) -> None:
     machine = Machine(abi)
     this_cpu_off = this_cpu_off_of(abi)
-    probe = make_probe(text, this_cpu_off=this_cpu_off)
     loaded = machine.load([probe])
     for n in range(count):
         random = Random(n)
@@ -92,6 +100,24 @@ def test_every_field_is_right_where_per_cpu_addresses_are_high(text: str) -> Non
 @pytest.mark.parametrize("text", DEFINITIONS)
 def test_every_field_is_right_in_many_states(text: str) -> None:
     _check(ABI, text, 5_000)
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("words", ["%di %si", "+0(%di) \\3", "%bx \\17", "+8(+0(%di)) +0(%si)"])
+def test_what_is_computed_is_what_it_is_made_of(operation: Operation, words: str) -> None:
+    left, right = (arg.fetch for arg in read(f"p f {words}").args)
+    definition = read("p f made=%di:u64 twice=%di:s16 at=%di:u8")
+    span = definition.place.span
+    if operation in SHIFTS:
+        right = right if isinstance(right, Immediate) else Immediate(value=63, span=span)
+    made = Computed(operation=operation, left=left, right=right, span=span)
+    twice = Computed(operation=Operation.ADD, left=made, right=made, span=span)
+    fetches = made, twice, Deref(base=made, offset=4, is_user=False, span=span)
+    args = tuple(replace(a, fetch=f) for a, f in zip(definition.args, fetches, strict=True))
+    probe = make_probe(replace(definition, args=args))
+
+    assert can_fault(probe.fetches[0].operand) == ("(" in words)
+    _check_probe(ABI, probe, 12)
 
 
 def test_a_stack_slot_on_a_page_that_is_not_there_is_0_and_no_fault() -> None:

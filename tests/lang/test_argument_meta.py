@@ -1,7 +1,7 @@
 import pytest
 
 from kprobes.lang.listing import show
-from kprobes.model.definition import AllParameters, Argument, Span
+from kprobes.model.definition import AllParameters, AllVariables, Argument, Span
 from tests.build.definitions import Wrong, argument, caret_of, read
 
 
@@ -15,6 +15,14 @@ def test_all_parameters_are_one_word(text: str) -> None:
 
 def test_all_parameters_may_stand_between_others() -> None:
     assert len(read("r vfs_read %di $arg* ret=$retval").args) == 3
+
+
+@pytest.mark.parametrize(("text", "has_locals"), [("$vars", True), ("$params", False)])
+def test_all_variables_are_one_word(text: str, *, has_locals: bool) -> None:
+    arg = argument(text)
+
+    assert arg.fetch == AllVariables(has_locals=has_locals, span=Span(11, 11 + len(text)))
+    assert show(read(f"p:e vfs_read {text} %di")) == f"p:kprobes/e vfs_read {text} %di"
 
 
 @pytest.mark.parametrize(
@@ -31,6 +39,9 @@ def test_all_parameters_may_stand_between_others() -> None:
         ("p vfs_read %zz ^$arg00:u8", "BAD_ARG_NUM"),
         ("p vfs_read $arg0 ^$arg", "BAD_VAR"),
         ("p vfs_read a=^$arg*", "BAD_VAR"),
+        ("p vfs_read ^$varsx", "BAD_VAR"),
+        ("p vfs_read ^$vars:u8", "BAD_VAR"),
+        ("p vfs_read a=^$params", "BAD_VAR"),
         ("p vfs_read +0(^$arg*)", "BAD_VAR"),
         ("p 0x10 %zz ^$arg1", "NOFENTRY_ARGS"),
         ("p 0x10 %zz ^$arg*", "NOFENTRY_ARGS"),

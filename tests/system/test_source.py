@@ -74,6 +74,41 @@ def test_locals_and_what_is_inlined_are_read(kernel: GuestSession) -> None:
     assert {event["mask"] for event in trace["opened"]} == {0x20}
 
 
+def test_a_function_that_is_inlined_is_probed_with_its_parameters(kernel: GuestSession) -> None:
+    kernel.probe("p:copy file_ppos file mode=file->f_mode:x32")
+    kernel.probe("p:entry vfs_read file mode=file->f_mode:x32")
+    kernel.choose_tasks(comms=["head"])
+    with kernel.record() as trace:
+        kernel.run(_WORK, timeout_s=300)
+
+    # Which is inlined where the kernel writes, too.
+    copies = [each for each in trace["copy"] if each.function == "ksys_read"]
+    assert len(copies) >= 2
+    assert {each.function for each in trace["copy"]} == {"ksys_read", "ksys_write"}
+    assert [(e.pid, e["file"], e["mode"]) for e in copies] == [
+        (e.pid, e["file"], e["mode"]) for e in trace["entry"]
+    ]
+
+
+def test_members_of_a_struct_on_the_stack_are_read(kernel: GuestSession) -> None:
+    kernel.probe(
+        "p:here do_sys_openat2:16 flag=op.open_flag:x32 mode=op.acc_mode intent=op.intent:s32"
+    )
+    kernel.probe(
+        "p:there do_filp_open flag=op->open_flag:x32 mode=op->acc_mode intent=op->intent:s32"
+    )
+    kernel.choose_tasks(comms=["head"])
+    with kernel.record() as trace:
+        kernel.run(_WORK, timeout_s=300)
+
+    names = "flag", "mode", "intent"
+    here, there = ([(e.pid, *(e[n] for n in names)) for e in trace[k]] for k in ("here", "there"))
+    assert len(here) >= 2
+    # What programs are made of is opened by the kernel itself.
+    assert [each for each in there if each in here] == here
+    assert {intent for *_, intent in here} == {0x100}
+
+
 def test_a_line_of_a_header_is_one_event_at_all_its_places(kernel: GuestSession) -> None:
     kernel.probe("p:told include/linux/fsnotify.h:315")
     with kernel.record() as trace:
@@ -102,6 +137,10 @@ def test_what_cannot_be_read_is_refused_with_where_it_can(kernel: GuestSession) 
         kernel.probe("p vfs_read:11 ret")
     with pytest.raises(DefinitionError, match=r"some at 6, 8, 11, 12"):
         kernel.probe("p vfs_read:9")
+    with pytest.raises(DefinitionError, match=r"file_ppos is inlined: it has no return"):
+        kernel.probe("r file_ppos")
+    with pytest.raises(DefinitionError, match=r"did you mean files"):
+        kernel.probe("p file_ppso")
     with pytest.raises(DefinitionError, match=r"in scope there: buf count file pos ret"):
         kernel.probe("p vfs_read:12 nosuch")
 
@@ -119,8 +158,11 @@ def test_lines_and_variables_are_listed(guest: Machine, vmlinux: Path, tmp_path:
     with Command(tmp_path / "state") as command:
         lines = command("lines", *target, "vfs_read").stdout.decode()
         of_file = command("lines", *target, "fs/read_write.c:460-463").stdout.decode()
+        inlined = command("lines", *target, "file_ppos").stdout.decode()
         variables = command("vars", *target, "vfs_read:12").stdout.decode()
 
+    assert inlined.startswith("file_ppos at fs/read_write.c:597\n")
+    assert re.search(r"^ +\d  .*ksys_read\+0x\w+/0x\w+, ksys_write", inlined, re.MULTILINE)
     assert lines.startswith("vfs_read at fs/read_write.c:450\n")
     assert re.search(r"^ +12  vfs_read\+0x\w+/0x\w+$", lines, re.MULTILINE)
     assert re.search(r"^ +462  vfs_read\+0x\w+/0x\w+$", of_file, re.MULTILINE)

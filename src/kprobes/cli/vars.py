@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kprobes.inspect.source import PlaceVariables
-    from kprobes.model.source import Variable
+    from kprobes.model.source import Location, Variable
 
 NAME = "vars"
 HELP = "list the variables that a probe at a place of a guest's kernel can read"
@@ -59,20 +59,27 @@ def as_text(places: "Sequence[PlaceVariables]") -> str:
 
 def where(variable: "Variable") -> str:
     """Return where a variable is, as the kernel's language has it, or why it cannot be read."""
+    return f"- ({variable.why})" if variable.location is None else _where(variable.location)
+
+
+def _where(location: "Location") -> str:
     from kprobes.model.source import LocationKind
 
-    location = variable.location
-    if location is None:
-        return f"- ({variable.why})"
     match location.kind:
         case LocationKind.REGISTER:
             return f"%{location.register}"
         case LocationKind.MEMORY:
-            return f"{location.number:+#x}(%{location.register})"
+            base = "".join(map(_where, location.operands)) or f"%{location.register}"
+            return f"{location.number:+#x}({base})"
         case LocationKind.STATIC:
             return f"@{location.number:#x} as linked"
         case LocationKind.CONSTANT:
             return f"\\{location.number}"
+        case LocationKind.ADDRESS:
+            return f"{location.number:#x} as linked"
+        case LocationKind.COMPUTED:
+            left, right = map(_where, location.operands)
+            return f"({left} {location.operation.sign} {right})"
 
 
 def as_json(places: "Sequence[PlaceVariables]") -> str:

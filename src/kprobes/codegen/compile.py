@@ -17,7 +17,7 @@ from kprobes.codegen.object import read_template
 from kprobes.model.abi import GuestAbi, Template
 from kprobes.model.override import Override
 from kprobes.model.plan import Returning, Role
-from kprobes.model.resolved import RegisterValue, Resolved, StackTraceValue, leaf_of
+from kprobes.model.resolved import RegisterValue, Resolved, StackTraceValue, within
 from kprobes.model.resolved import calls_guest as operand_calls
 
 _READERS = ("copy_kernel", "copy_user", "string_kernel", "string_user")
@@ -113,9 +113,9 @@ def saved_reads(
     if not (operands or returning):
         return frozenset()
     operands += [operand for each in returning for operand in each.returns.kept]
-    leaves = [leaf_of(operand) for operand in operands]
-    names = {leaf.name for leaf in leaves if isinstance(leaf, RegisterValue)}
-    if any(isinstance(leaf, StackTraceValue) and not leaf.is_user for leaf in leaves):
+    parts = [part for operand in operands for part in within(operand)]
+    names = {part.name for part in parts if isinstance(part, RegisterValue)}
+    if any(isinstance(part, StackTraceValue) and not part.is_user for part in parts):
         names.update(arch.unwound)
     return frozenset(call.aliases.get(name, name) for name in names) & set(call.saved)
 

@@ -16,6 +16,7 @@ from kprobes.model.plan import INSTANCE_COUNTER, INSTANCE_VALUES
 from kprobes.model.resolved import (
     CONTEXT_NMI,
     CommValue,
+    ComputedValue,
     Constant,
     EntryCounter,
     EntryValue,
@@ -36,6 +37,7 @@ from kprobes.model.resolved import (
     TaskAddress,
     TextValue,
     can_fault,
+    parts_of,
 )
 
 _NotPlain = CommValue | TextValue | StackTraceValue
@@ -66,13 +68,25 @@ def value_of(context: Context, operand: Operand, fault: str) -> Value:
             return per_cpu.task(context)
         case ProcessId():
             return f.load(f.op("add", per_cpu.task(context), context.abi.task.tgid), "i32")
+        case PerCpuAddress() | ComputedValue() | Load():
+            return _derived(context, operand, fault)
+        case _:
+            return _at_return(context, operand)
+
+
+def _derived(context: Context, operand: PerCpuAddress | ComputedValue | Load, fault: str) -> Value:
+    f = context.out
+    match operand:
+        case Load():
+            return _loaded(context, operand, fault)
         case PerCpuAddress(base=base, cpu_offset=cpu_offset):
             inner = value_of(context, base, fault)
             return f.op("add", inner, _offset(context, cpu_offset))
-        case Load():
-            return _loaded(context, operand, fault)
-        case _:
-            return _at_return(context, operand)
+        case ComputedValue(operation=operation):
+            left, right = (value_of(context, each, fault) for each in parts_of(operand))
+            if operation.is_comparison:
+                return f.resize(f.compare(operation, left, right), "i64")
+            return f.op(operation, left, right)
 
 
 def _offset(context: Context, place: int | None) -> Value:

@@ -10,7 +10,7 @@ second; a reader in Python takes minutes.
 
 import ctypes
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import (
     POINTER,
     Structure,
@@ -34,7 +34,6 @@ from kprobes.units import signed
 _LIBRARY = "libdw.so.1"
 _READ = 0
 """DWARF_C_READ."""
-_MAX_OPS = 8
 
 
 class Die(Structure):
@@ -95,6 +94,11 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "dwarf_tag": (c_int, (_die,)),
     "dwarf_diename": (c_char_p, (_die,)),
     "dwarf_haspc": (c_int, (_die, c_uint64)),
+    "dwarf_entrypc": (c_int, (_die, POINTER(c_uint64))),
+    "dwarf_ranges": (
+        c_long,
+        (_die, c_long, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_uint64)),
+    ),
     "dwarf_attr_integrate": (c_void_p, (_die, c_uint, POINTER(_Attribute))),
     "dwarf_formref_die": (c_void_p, (POINTER(_Attribute), _die)),
     "dwarf_formudata": (c_int, (POINTER(_Attribute), POINTER(c_uint64))),
@@ -181,6 +185,17 @@ class Dwarf:
         size = self._lib.dwelf_elf_gnu_build_id(elf, byref(found))
         return ctypes.string_at(found, size) if size > 0 else b""
 
+    def addresses(self, names: Mapping[str, str]) -> dict[str, int | None]:
+        """Return where functions of libdw are.
+
+        Args:
+            names: of the functions, by what they are wanted as.
+        """
+        return {
+            key: ctypes.cast(getattr(self._lib, name), c_void_p).value
+            for key, name in names.items()
+        }
+
     def unit_at(self, addr: int) -> Die | None:
         """Return the compilation unit that has an address, or None."""
         die = Die()
@@ -220,6 +235,15 @@ class Dwarf:
     def has(self, die: Die, addr: int) -> bool:
         """Whether an address is in an entry's code."""
         return self._lib.dwarf_haspc(byref(die), addr) == 1
+
+    def entry(self, die: Die) -> int | None:
+        """Return where an entry's code begins, or None where it has none."""
+        addr, base, end = c_uint64(), c_uint64(), c_uint64()
+        if self._lib.dwarf_entrypc(byref(die), byref(addr)) == 0:
+            return addr.value
+        # Where it does not say so its first range is taken, as perf does.
+        found = self._lib.dwarf_ranges(byref(die), 0, byref(base), byref(addr), byref(end))
+        return addr.value if found > 0 else None
 
     def reference(self, die: Die, attribute: int) -> Die | None:
         """Return the entry that an attribute refers to, or None."""
@@ -341,6 +365,5 @@ def _copy(die: Die) -> Die:
 
 def _read_ops(ops: Any, count: int) -> list[Op]:
     return [
-        Op(ops[number].atom, ops[number].number, ops[number].number2)
-        for number in range(min(count, _MAX_OPS))
+        Op(ops[number].atom, ops[number].number, ops[number].number2) for number in range(count)
     ]

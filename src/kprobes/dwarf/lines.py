@@ -31,7 +31,7 @@ def read_function(dwarf: Dwarf, addr: int) -> SourceFunction | None:
     # What of the same file is inlined there is declared elsewhere: its lines are before or after.
     rows = [row for row in beginnings(dwarf.rows(unit)) if dwarf.has(function, row.addr)]
     own = (row for row in rows if row.file == file and row.line >= line)
-    return SourceFunction(file=file, line=line, lines=tuple(_gathered(own)))
+    return SourceFunction(file=file, line=line, lines=tuple(gathered(own)))
 
 
 def read_file(dwarf: Dwarf, file: str, first: int, last: int) -> list[SourceLine]:
@@ -56,7 +56,7 @@ def read_file(dwarf: Dwarf, file: str, first: int, last: int) -> list[SourceLine
                 for row in beginnings(dwarf.rows(unit))
                 if first <= row.line <= last and is_same_file(row.file, file)
             ]
-    return _gathered(found)
+    return gathered(found)
 
 
 def beginnings(rows: Sequence[LineRow]) -> list[LineRow]:
@@ -71,7 +71,8 @@ def beginnings(rows: Sequence[LineRow]) -> list[LineRow]:
     ]
 
 
-def _gathered(rows: Iterable[LineRow]) -> list[SourceLine]:
+def gathered(rows: Iterable[LineRow]) -> list[SourceLine]:
+    """Return the lines that rows are of, each with all its places."""
     places = dict[tuple[int, str], list[int]]()
     for row in rows:
         places.setdefault((row.line, row.file), []).append(row.addr)

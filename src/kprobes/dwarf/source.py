@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from kprobes.dwarf.inlined import read_copies, read_copy_lines
 from kprobes.dwarf.libdw import Dwarf
 from kprobes.dwarf.lines import read_file, read_function
 from kprobes.dwarf.variables import read_variables
@@ -45,12 +46,25 @@ class DwarfSource:
         """
         return read_file(self._dwarf, file, first, last)
 
-    def variables(self, addr: int, line: int = 0) -> Sequence[Variable]:
+    def inlined(self, name: str) -> Sequence[SourceFunction]:
+        """Return the functions of a name that are inlined, each without its lines."""
+        return read_copies(self._dwarf, name)
+
+    def inlined_lines(self, name: str, function: SourceFunction) -> Sequence[SourceLine]:
+        """Return the lines of a function that ``inlined`` has returned."""
+        return read_copy_lines(self._dwarf, name, (function.file, function.line))
+
+    def variables(self, addr: int, line: int = 0, inlined: str = "") -> Sequence[Variable]:
         """Return what is in scope at an address; of a name the first, which is that of the line.
 
         Of no line in particular (0) the innermost come first.
+
+        Args:
+            addr: where.
+            line: that is meant.
+            inlined: the function whose copy is meant, if that begins there, or "".
         """
-        return read_variables(self._dwarf, self._registers, addr, line)
+        return read_variables(self._dwarf, self._registers, addr, line, inlined)
 
 
 def open_source(paths: Iterable[Path], arch: str, release: str, build_id: bytes) -> DwarfSource:

@@ -60,7 +60,8 @@ from kprobes.plan.strategy import Wish
 from kprobes.ports import Memory
 from kprobes.resolve.place import Locate, find_function, find_target, ip_of
 from kprobes.resolve.resolve import check_parameters, check_variables, resolve, resolve_arguments
-from kprobes.resolve.source_place import at_lines, names_variables
+from kprobes.resolve.source_place import at_lines, is_inlined
+from kprobes.resolve.source_variables import names_variables
 from kprobes.resolve.system_call import NAMED, find_system_call, number_parameters
 from kprobes.units import Addr
 
@@ -261,7 +262,8 @@ class Places:
         self._check()
         if definition.place.line is not None:
             return self._at_lines(definition, self.open_source())
-        if names_variables(definition) and (source := self._source_if_any()) is not None:
+        helps = names_variables(definition) or is_inlined(definition, self.kernel)
+        if helps and (source := self._source_if_any()) is not None:
             return self._at_lines(definition, source)
         if not definition.place.is_glob:
             return [definition]

@@ -12,7 +12,12 @@ from kprobes.lang.parser import SOURCE_FILE, parse
 from kprobes.model.kernel import Kernel, place_of
 from kprobes.model.source import SourceLine, Variable
 from kprobes.resolve.place import find_target, ip_of
-from kprobes.resolve.source_place import addresses_of_line
+from kprobes.resolve.source_place import (
+    SourcePlaces,
+    function_in_source,
+    is_inlined,
+    places_in_source,
+)
 from kprobes.units import U64
 
 _FILE = re.compile(rf"(?P<file>{SOURCE_FILE})(?::(?P<first>\d{{1,9}})(?:-(?P<last>\d{{1,9}}))?)?")
@@ -59,20 +64,18 @@ class PlaceVariables(Struct, frozen=True, kw_only=True):
 
 
 def lines_of(guest: Guest, text: str) -> Lines:
-    """Return the lines of a function, or of ``FILE``, ``FILE:LINE``, ``FILE:FIRST-LAST``.
+    """Return the lines of ``FUNCTION[@FILE]``, or of ``FILE``, ``FILE:LINE``, ``FILE:FIRST-LAST``.
 
     Raises:
-        UnknownSymbolError: there is no such function.
-        UsageError: nothing is known of it, or of such a file.
+        DefinitionError: there is no such function, or nothing is known of it.
+        UsageError: nothing is known of such a file.
         TargetError: there is no debug information.
     """
     kernel, source = guest.kernel, guest.open_source()
     asked = _FILE.fullmatch(text)
     if asked is None:
-        symbol = kernel.symbols.named(text)
-        function = source.function(symbol.addr - kernel.slide & U64)
-        if function is None:
-            raise UsageError(f"the debug information has no lines of {text}")
+        definition = parse(f"p {text}", registers=guest.arch.registers)
+        function = function_in_source(definition, kernel, source)
         shown = _shown(kernel, function.lines, function.line)
         last = shown[-1].line if shown else function.line
         return Lines(function=text, file=function.file, first=function.line, last=last, lines=shown)
@@ -95,17 +98,18 @@ def variables_at(guest: Guest, text: str) -> list[PlaceVariables]:
         TargetError: there is no debug information.
     """
     places, kernel, source = places_of(guest), guest.kernel, guest.open_source()
-    definition, line = parse(f"p {text}", registers=guest.arch.registers), 0
-    if definition.place.line is not None:
-        line, addrs = addresses_of_line(definition, kernel, source)
+    definition = parse(f"p {text}", registers=guest.arch.registers)
+    if definition.place.line is not None or is_inlined(definition, kernel):
+        found = places_in_source(definition, kernel, source)
     else:
-        addrs = [ip_of(find_target(definition, kernel, places.locate), places.locate)]
+        target = find_target(definition, kernel, places.locate)
+        found = SourcePlaces(line=0, addrs=[ip_of(target, places.locate)])
     return [
         PlaceVariables(
             place=place_of(kernel.symbols, addr),
-            variables=tuple(source.variables(addr - kernel.slide & U64, line)),
+            variables=tuple(source.variables(addr - kernel.slide & U64, found.line, found.inlined)),
         )
-        for addr in addrs
+        for addr in found.addrs
     ]
 
 

@@ -8,6 +8,7 @@ from kprobes.lang.types import is_string_alone
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import (
     AllParameters,
+    AllVariables,
     Definition,
     Deletion,
     EventType,
@@ -224,7 +225,7 @@ def _is_alike(old: FetchArg, new: FetchArg) -> bool:
 
 def _stored(arg: FetchArg) -> tuple[str, int | None] | None:
     if arg.spec is None:
-        if isinstance(arg.fetch, Parameter | Member | ReturnValue | AllParameters):
+        if isinstance(arg.fetch, Parameter | Member | ReturnValue | AllParameters | AllVariables):
             return None
         return ("string" if is_string_alone(arg.text) else "x64"), None
     if arg.spec.base == "bits":

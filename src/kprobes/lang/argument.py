@@ -18,6 +18,7 @@ from kprobes.lang.types import Written, finish, read_type
 from kprobes.model.codes import Code
 from kprobes.model.definition import (
     AllParameters,
+    AllVariables,
     Argument,
     Comm,
     Fetch,
@@ -34,6 +35,9 @@ ALL = "$arg*"
 _PREFIX = "$arg"
 _NUMBERED = re.compile(r"\$arg([0-9]+)(?::.*)?", re.DOTALL)
 _DIGIT = re.compile(r"[0-9]")
+
+
+_ALL_VARIABLES = {"$params": False, "$vars": True}
 
 
 def is_all(word: Token) -> bool:
@@ -148,6 +152,8 @@ def _read_word(
 ) -> tuple[FetchArg, DefinitionError | None]:
     if is_all(token):
         return _all_parameters(token), None
+    if token.text in _ALL_VARIABLES:
+        return _all_variables(token), None
     number = len(before) + 1
     taken = {arg.name for arg in before}
     if "" in taken:
@@ -171,6 +177,11 @@ def _all_parameters(token: Token) -> FetchArg:
         body=token.span,
         type_span=token.cut(len(token.text)).span,
     )
+
+
+def _all_variables(token: Token) -> FetchArg:
+    all_variables = AllVariables(has_locals=_ALL_VARIABLES[token.text], span=token.span)
+    return replace(_all_parameters(token), fetch=all_variables, text=token.text)
 
 
 def _read_body(word: _Word, context: ParseContext) -> tuple[FetchArg, DefinitionError | None]:
@@ -250,7 +261,7 @@ def _size(spec: TypeWord | None, fetch: Fetch) -> int:
     match fetch:
         case Comm() | Text() | Stacktrace():
             return _LOCATION
-        case Argument() | Parameter() | Member() | ReturnValue() | AllParameters():
+        case Argument() | Parameter() | Member() | ReturnValue() | AllParameters() | AllVariables():
             # The kernel's types may make it smaller than x64, and then it counts less.
             return 1
         case _:

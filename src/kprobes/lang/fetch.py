@@ -142,15 +142,21 @@ def read_parameter(token: Token, context: ParseContext) -> Reading:
     """
     if context.is_address:
         raise token.error(Code.NOSUP_BTFARG, hint=_NO_BTF_HERE)
-    name, rest = split_walk(token)
+    name, rest = split_walk(token, has_structs=context.has_structs)
     if not is_identifier(name.text):
         raise token.error(Code.NO_BTFARG, hint=f"{name.text!r} cannot be a parameter's name")
     base = leaf(Parameter(name=name.text, span=name.span), token)
-    return walk(base, rest, token) if rest is not None else base
+    if rest is None:
+        return base
+    return walk(base, rest, token, is_arrow=token.text[len(name.text)] == "-")
 
 
-def split_walk(token: Token) -> tuple[Token, Token | None]:
+def split_walk(token: Token, *, has_structs: bool = False) -> tuple[Token, Token | None]:
     """Split ``X->REST`` at its arrow; the rest is None when there is none.
+
+    Args:
+        token: the whole of it.
+        has_structs: whether it may be ``X.REST``, too.
 
     Raises:
         DefinitionError: another mark of a walk stands there first.
@@ -159,24 +165,27 @@ def split_walk(token: Token) -> tuple[Token, Token | None]:
     if at is None:
         return token, None
     if token.text[at] == ".":
+        if has_structs:
+            return token.cut(0, at), token.cut(at + 1)
         hint = "an argument is not a structure; follow a pointer with ->"
         raise token.error(Code.NOSUP_DAT_ARG, at + 1, hint=hint)
     _check_arrow(token, at)
     return token.cut(0, at), token.cut(at + 2)
 
 
-def walk(base: Reading, rest: Token, whole: Token) -> Reading:
+def walk(base: Reading, rest: Token, whole: Token, *, is_arrow: bool = True) -> Reading:
     """Read the members after an arrow, and walk along them.
 
     Args:
         base: where the walk begins.
         rest: the members, after the first arrow.
         whole: the whole expression.
+        is_arrow: whether it is one, and no dot.
 
     Raises:
         DefinitionError: a member cannot have such a name, or the walk is too long.
     """
-    steps = read_steps(rest)
+    steps = read_steps(rest, is_arrow=is_arrow)
     fetch: Fetch = Member(
         base=base.fetch, steps=tuple(step for step, _ in steps), span=Span(whole.start, whole.stop)
     )
@@ -187,14 +196,17 @@ def walk(base: Reading, rest: Token, whole: Token) -> Reading:
     return Reading(fetch=fetch, caret=last.caret, ops=ops, late=base.late)
 
 
-def read_steps(rest: Token) -> tuple[tuple[Step, Token], ...]:
+def read_steps(rest: Token, *, is_arrow: bool = True) -> tuple[tuple[Step, Token], ...]:
     """Read ``MEMBER->MEMBER.MEMBER``, what stands after an arrow.
+
+    Args:
+        rest: the members.
+        is_arrow: whether it is one that they stand after, and no dot.
 
     Raises:
         DefinitionError: a member cannot have such a name.
     """
     steps: list[tuple[Step, Token]] = []
-    is_arrow = True
     while True:
         at = _first_mark(rest.text)
         is_dot = at is not None and rest.text[at] == "."

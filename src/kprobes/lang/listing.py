@@ -9,6 +9,7 @@ from kprobes.lang.names import ARG_NAME_LIMIT, event_at
 from kprobes.model.definition import (
     ITERATOR,
     AllParameters,
+    AllVariables,
     Argument,
     Definition,
     EventType,
@@ -89,7 +90,7 @@ def _is_nameless(arg: FetchArg, *, is_after_all: bool) -> bool:
 
 
 def _is_all(arg: FetchArg) -> bool:
-    return isinstance(arg.fetch, AllParameters)
+    return isinstance(arg.fetch, AllParameters | AllVariables)
 
 
 def at_function(definition: Definition, name: str) -> Definition:

@@ -360,6 +360,7 @@ def _context(registers: Collection[str], word: Token, start: _Start) -> ParseCon
         is_address=start.place.addr is not None,
         is_return=start.kind is Kind.RETURN,
         type=start.type,
+        has_structs=start.place.line is not None or start.place.offset != 0,
     )
 
 

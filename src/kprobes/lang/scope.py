@@ -24,6 +24,7 @@ class ParseContext(Struct, frozen=True, kw_only=True):
         casts: how many type casts are open around the expression.
         type: of the event.
         is_meta: whether the word may become a parameter's name before it is read.
+        has_structs: whether a name may be a struct itself, as variables of the source are.
     """
 
     registers: Collection[str]
@@ -33,6 +34,7 @@ class ParseContext(Struct, frozen=True, kw_only=True):
     casts: int = 0
     type: EventType = EventType.KPROBE
     is_meta: bool = False
+    has_structs: bool = False
 
 
 class Reading(Struct, frozen=True, kw_only=True):

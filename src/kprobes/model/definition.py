@@ -219,6 +219,13 @@ class AllParameters(Struct, frozen=True, kw_only=True):
     span: Span
 
 
+class AllVariables(Struct, frozen=True, kw_only=True):
+    """``$params``, or ``$vars`` with ``has_locals``: what debug information has there, as perf."""
+
+    has_locals: bool
+    span: Span
+
+
 class Step(Struct, frozen=True, kw_only=True):
     """One ``->NAME`` (``is_arrow``) or ``.NAME``; the span is the name's."""
 
@@ -262,6 +269,50 @@ class PerCpu(Struct, frozen=True, kw_only=True):
     span: Span
 
 
+class Operation(StrEnum):
+    """What is made of two 64-bit numbers; the value is what LLVM calls it."""
+
+    ADD = "add"
+    SUB = "sub"
+    MUL = "mul"
+    AND = "and"
+    OR = "or"
+    XOR = "xor"
+    SHL = "shl"
+    LSHR = "lshr"
+    ASHR = "ashr"
+    EQ = "eq"
+    NE = "ne"
+    SLT = "slt"
+    SLE = "sle"
+    SGT = "sgt"
+    SGE = "sge"
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether it is 1 or 0."""
+        return self.sign in _COMPARISONS
+
+    @property
+    def sign(self) -> str:
+        """How C writes it."""
+        return _SIGNS[self]
+
+
+_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+_ARITHMETIC = ("+", "-", "*", "&", "|", "^", "<<", ">>", ">>")
+_SIGNS = dict(zip(Operation, _ARITHMETIC + _COMPARISONS, strict=True))
+
+
+class Computed(Struct, frozen=True, kw_only=True):
+    """What an operation makes of two; debug information has it, the language no word for it."""
+
+    operation: Operation
+    left: "Fetch"
+    right: "Fetch"
+    span: Span
+
+
 Fetch = (
     Register
     | Argument
@@ -277,10 +328,12 @@ Fetch = (
     | Text
     | Parameter
     | AllParameters
+    | AllVariables
     | Member
     | Cast
     | CurrentTask
     | PerCpu
+    | Computed
 )
 
 

@@ -27,7 +27,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from kprobes.model.definition import Definition, Span
+from kprobes.model.definition import Definition, Operation, Span
 from kprobes.model.filter import Filter, Header, Source
 from kprobes.model.hist import HistTable
 from kprobes.model.trigger import CompiledTrigger
@@ -221,6 +221,14 @@ class PerCpuAddress(Struct, frozen=True, kw_only=True):
     cpu_offset: Addr | None
 
 
+class ComputedValue(Struct, frozen=True, kw_only=True):
+    """What an operation makes of two."""
+
+    operation: Operation
+    left: "Operand"
+    right: "Operand"
+
+
 class ReturnedValue(Struct, frozen=True, kw_only=True):
     """What the probed function returned."""
 
@@ -250,6 +258,7 @@ Operand = (
     | TaskAddress
     | ProcessId
     | PerCpuAddress
+    | ComputedValue
     | ReturnedValue
     | EntryValue
     | EntryCounter
@@ -257,48 +266,44 @@ Operand = (
 )
 
 
-def base_of(operand: Operand) -> Operand | None:
-    """Return the operand that another is computed from, or None for one that is a leaf."""
+def parts_of(operand: Operand) -> tuple[Operand, ...]:
+    """Return what another operand is made from."""
     match operand:
         case Load(base=base) | PerCpuAddress(base=base) | EntryValue(base=base):
-            return base
+            return (base,)
+        case ComputedValue(left=left, right=right):
+            return left, right
         case _:
-            return None
+            return ()
+
+
+def within(operand: Operand) -> Iterator[Operand]:
+    """Return an operand and all that it is made from."""
+    yield operand
+    for part in parts_of(operand):
+        yield from within(part)
 
 
 def can_fault(operand: Operand) -> bool:
     """Whether memory is read for it, at any depth."""
-    inner: Operand | None = operand
-    while inner is not None and not isinstance(inner, Load):
-        inner = base_of(inner)
-    return inner is not None
+    return any(isinstance(each, Load) for each in within(operand))
 
 
 def count_reads(operand: Operand) -> int:
     """Return how often memory is read for it."""
-    return sum(isinstance(each, Load) for each in _chain(operand))
+    if isinstance(operand, EntryValue):
+        # What an entry keeps was computed there.
+        return 0
+    return isinstance(operand, Load) + sum(map(count_reads, parts_of(operand)))
 
 
 def calls_guest(operand: Operand) -> bool:
     """Whether computing it runs the guest's own functions."""
-    leaf = leaf_of(operand)
-    # Another slot than the first may lie on a page that is not there.
-    is_far = isinstance(leaf, StackValue) and leaf.slot > 0
-    return can_fault(operand) or is_far or isinstance(leaf, StackTraceValue)
-
-
-def leaf_of(operand: Operand) -> Operand:
-    """Return what the innermost expression fetches."""
-    while (base := base_of(operand)) is not None:
-        operand = base
-    return operand
-
-
-def _chain(operand: Operand | None) -> Iterator[Operand]:
-    # What an entry keeps was computed there.
-    while operand is not None:
-        yield operand
-        operand = None if isinstance(operand, EntryValue) else base_of(operand)
+    return any(
+        # Another slot than the first may lie on a page that is not there.
+        isinstance(each, Load | StackTraceValue) or (isinstance(each, StackValue) and each.slot > 0)
+        for each in within(operand)
+    )
 
 
 class FieldFetch(Struct, frozen=True, kw_only=True):
@@ -372,7 +377,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
         return tuple(
             operand
             for fetch in self.fetches
-            for operand in _chain(fetch.operand)
+            for operand in within(fetch.operand)
             if isinstance(operand, EntryValue | EntryCounter)
         )
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from kprobes.model.definition import TypeWord
+from kprobes.model.definition import Operation, TypeWord
 
 
 def is_same_file(path: str, wanted: str) -> bool:
@@ -37,11 +37,13 @@ class SourceFunction(Struct, frozen=True, kw_only=True):
         line: where it is declared.
         lines: that have code of it, ascending; of inlined functions those of their own are left
             out.
+        copies: where it is inlined, as linked.
     """
 
     file: str
     line: int
-    lines: tuple[SourceLine, ...]
+    lines: tuple[SourceLine, ...] = ()
+    copies: tuple[int, ...] = ()
 
 
 class LocationKind(StrEnum):
@@ -51,19 +53,26 @@ class LocationKind(StrEnum):
     MEMORY = "memory"
     STATIC = "static"
     CONSTANT = "constant"
+    ADDRESS = "address"
+    COMPUTED = "computed"
 
 
 class Location(Struct, frozen=True, kw_only=True):
-    """Where a variable is while the CPU is at one place.
+    """Where a value is while the CPU is at one place, or what it is made of.
 
     Attributes:
-        register: of REGISTER, and the base of MEMORY, by its pt_regs name.
-        number: MEMORY's offset from the base, STATIC's address as linked, CONSTANT's value.
+        register: of REGISTER, and the base of MEMORY, by its pt_regs name; "" where the base is
+            the operand.
+        number: MEMORY's offset from the base, CONSTANT's value; of STATIC the address of its
+            memory, and ADDRESS's value, as linked.
+        operation: of COMPUTED, on its two operands.
     """
 
     kind: LocationKind
     register: str = ""
     number: int = 0
+    operation: Operation = Operation.ADD
+    operands: "tuple[Location, ...]" = ()
 
 
 class Variable(Struct, frozen=True, kw_only=True):
@@ -75,8 +84,10 @@ class Variable(Struct, frozen=True, kw_only=True):
         location: None where it cannot be read there.
         why: it cannot; "" where it can.
         spec: how a number is fetched; None for what is none.
-        struct: the name of the struct that it points to, or "".
+        struct: the name of the struct that it is or points to, or "".
         is_pointer: whether it is a pointer.
+        is_parameter: whether it is one of the function that is meant: the copy's, or the one that
+            all others are inlined in.
         ranges: (start, end) of the addresses where it can be read, as linked.
     """
 
@@ -87,6 +98,7 @@ class Variable(Struct, frozen=True, kw_only=True):
     spec: TypeWord | None = None
     struct: str = ""
     is_pointer: bool = False
+    is_parameter: bool = False
     ranges: tuple[tuple[int, int], ...] = ()
 
 
@@ -95,6 +107,14 @@ class SourceInfo(Protocol):
 
     def function(self, addr: int) -> SourceFunction | None:
         """Return the function at an address, or None where nothing is known of it."""
+        ...
+
+    def inlined(self, name: str) -> Sequence[SourceFunction]:
+        """Return the functions of a name that are inlined, each without its lines."""
+        ...
+
+    def inlined_lines(self, name: str, function: SourceFunction) -> Sequence[SourceLine]:
+        """Return the lines of a function that ``inlined`` has returned."""
         ...
 
     def file_lines(self, file: str, first: int, last: int) -> Sequence[SourceLine]:
@@ -107,9 +127,14 @@ class SourceInfo(Protocol):
         """
         ...
 
-    def variables(self, addr: int, line: int = 0) -> Sequence[Variable]:
+    def variables(self, addr: int, line: int = 0, inlined: str = "") -> Sequence[Variable]:
         """Return what is in scope at an address; of a name the first, which is that of the line.
 
         Of no line in particular (0) the innermost come first.
+
+        Args:
+            addr: where.
+            line: that is meant.
+            inlined: the function whose copy is meant, if that begins there, or "".
         """
         ...

@@ -1,5 +1,5 @@
 ; Generated from keys.c by `make runtime`.
-; e1f25ede4d1a6a1cc50defb680025f28b65c308bdfba8ebb9b6667df99cb23a2
+; cea007b2ee2751a2484576e7c7255eef42aa5bc9e0a2dd20debbdaab6117a7b0
 define dso_local i64 @keys_code(ptr %keys, ptr %rows, i64 %words, i64 %count, ptr %codes) #0 {
 entry:
   br label %for.cond

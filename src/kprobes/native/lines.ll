@@ -1,5 +1,5 @@
 ; Generated from lines.c by `make runtime`.
-; 8ad25a63618e78bc7f1df5c626cc916f20cece8246edde7d3ded5deb62ef6e75
+; 6295d55501a60f441bbcbdf7a2c6150f1e16e57834866cd93d7a08a6fee73342
 %struct.piece = type { i32, i32, i32, i32, i32, i32, ptr, i64, ptr, ptr, i64 }
 %struct.lines = type { ptr, ptr, i64 }
 define dso_local i64 @lines_format(ptr %pieces, i64 %count, i64 %rows, ptr %to, ptr %ends) #0 {

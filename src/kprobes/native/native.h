@@ -2,8 +2,8 @@
  * Work on many rows at once, for the machine that the tracer runs on: what its parts share.
  *
  * Each part is compiled to LLVM IR when it is changed (`make runtime`); LLVM compiles that for the
- * machine when a part is first asked for (native/library.py). Nothing here allocates, calls or
- * fails: who calls has made room, and has checked all numbers.
+ * machine when a part is first asked for (native/library.py). Nothing here allocates or fails: who
+ * calls has made room, and has checked all numbers. Only inlined.c calls something: libdw.
  */
 #ifndef NATIVE_H
 #define NATIVE_H

@@ -1,5 +1,5 @@
 ; Generated from pages.c by `make runtime`.
-; afec3953b1ae79cd8b923a61ba48cb2df222214b7824b0e6d95cfd396af3e65e
+; 34fece9bdecad0b27f79f69ff0acc09fd319382447a173e5a76a8ad75a1aa4fe
 %struct.event = type { ptr, ptr, i64, i64 }
 define dso_local i64 @pages_read(ptr %pages) #0 {
 entry:

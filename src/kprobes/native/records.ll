@@ -1,5 +1,5 @@
 ; Generated from records.c by `make runtime`.
-; 1d65cc61e08e33d1e6ff103baf5e4edb98001541f253f1c0c09ce981b19e0d37
+; 88f4e1b9ca5b0f4cf894b9df42970737e92951d4d4783c9f6e853c36e721fcab
 %struct.group = type { ptr, ptr, i64 }
 define dso_local i64 @records_find(ptr %chunk, ptr %offsets, ptr %ids) #0 {
 entry:

@@ -1,5 +1,5 @@
 ; Generated from strings.c by `make runtime`.
-; f11ecc2de16a9e9526293693198096fb5f61c0f55b41daf5b0bc7bd728ca9d88
+; 6426d53d408c51b4787d3b1da0188497329a66fcd4ae09c9940fda1c55fb0b73
 define dso_local i64 @strings_cut(ptr %cut) #0 {
 entry:
   br label %for.cond

@@ -9,6 +9,7 @@ from kprobes.errors import UnknownTypeError
 from kprobes.model.codes import Code
 from kprobes.model.definition import (
     AllParameters,
+    AllVariables,
     Argument,
     Definition,
     Deref,
@@ -55,6 +56,10 @@ def check_meta(context: ResolveContext) -> None:
 
 def _meta(context: ResolveContext, args: tuple[FetchArg, ...]) -> Iterator[tuple[int, FetchArg]]:
     # Each with its number among the words.
+    for arg in args:
+        if isinstance(arg.fetch, AllVariables):
+            hint = "which variables there are only debug information knows: docs/howto/source.md"
+            raise context.error(Code.BAD_VAR, arg.span.start, hint)
     words = [arg for arg in args if _is_meta(arg)]
     prototype = _prototype(context, words) if words else None
     room = _TEXT_MAX

@@ -21,6 +21,7 @@ from kprobes.model.plan import Returns
 from kprobes.model.resolved import (
     SIGNED,
     CommValue,
+    ComputedValue,
     Constant,
     EntryCounter,
     EntryValue,
@@ -113,6 +114,8 @@ def _computed(operand: Operand) -> str:
             return "current->tgid"
         case PerCpuAddress(base=base):
             return f"this_cpu_ptr({_value(base)})"
+        case ComputedValue(operation=operation, left=left, right=right):
+            return f"({_value(left)} {operation.sign} {_value(right)})"
         case ReturnedValue():
             return "the returned value"
         case EntryValue(base=base):

@@ -18,6 +18,7 @@ from kprobes.model.definition import (
     Argument,
     Cast,
     Comm,
+    Computed,
     CurrentTask,
     Definition,
     Deref,
@@ -43,6 +44,7 @@ from kprobes.model.definition import (
 from kprobes.model.kernel import CType, Kernel, MemberPlace, Prototype, TypeKind, Types
 from kprobes.model.resolved import (
     CommValue,
+    ComputedValue,
     Constant,
     EntryValue,
     Load,
@@ -255,15 +257,17 @@ def evaluate(context: ResolveContext, fetch: Fetch) -> Value:
         case Parameter():
             return _parameter(context, fetch)
         case Member(base=base, steps=steps):
+            _check_first(context, base, steps[0])
             types = _types(context, fetch.span)
-            return walk(
-                context, types, _start(context, types, base), _checked(context, base, steps)
-            )
+            return walk(context, types, _start(context, types, base), steps)
         case Cast(base=base):
             # Alone, it is the pointer itself.
             return Value(operand=evaluate(context, base).operand)
         case PerCpu():
             return Value(operand=_per_cpu(context, fetch))
+        case Computed(operation=operation, left=left, right=right):
+            first, second = (evaluate(context, each).operand for each in (left, right))
+            return Value(operand=ComputedValue(operation=operation, left=first, right=second))
         case _:
             return Value(operand=_leaf(context, fetch))
 
@@ -416,10 +420,10 @@ def _types(context: ResolveContext, span: Span) -> Types:
     return context.types
 
 
-def _checked(context: ResolveContext, base: Fetch, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    if not steps[0].is_arrow and not isinstance(base, Cast):
-        raise context.error(Code.NOSUP_DAT_ARG, steps[0].span.start)
-    return steps
+def _check_first(context: ResolveContext, base: Fetch, step: Step) -> None:
+    if not step.is_arrow and not isinstance(base, Cast):
+        hint = "that is not a structure; follow a pointer with ->"
+        raise context.error(Code.NOSUP_DAT_ARG, step.span.start, hint)
 
 
 def _start(context: ResolveContext, types: Types, base: Fetch) -> Start:

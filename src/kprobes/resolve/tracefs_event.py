@@ -50,7 +50,7 @@ from kprobes.model.resolved import (
     Storage,
     TaskAddress,
     Word,
-    base_of,
+    within,
 )
 from kprobes.resolve.expression import number_of
 from kprobes.resolve.system_call import NAMED
@@ -157,19 +157,14 @@ def _has_type(arg: FetchArg, version: Version) -> bool:
 def _too_late(operand: Operand, version: Version) -> tuple[str, Version] | None:
     if _is_of_task(operand) and version < _TASKS_SINCE:
         return "the running task and per-CPU memory", _TASKS_SINCE
-    inner: Operand | None = operand
-    while inner is not None:
-        if isinstance(inner, EntryValue) and version < _ENTRY_VALUES_SINCE:
-            return "arguments at a function's return", _ENTRY_VALUES_SINCE
-        inner = base_of(inner)
+    has_entry_value = any(isinstance(each, EntryValue) for each in within(operand))
+    if has_entry_value and version < _ENTRY_VALUES_SINCE:
+        return "arguments at a function's return", _ENTRY_VALUES_SINCE
     return None
 
 
 def _is_of_task(operand: Operand) -> bool:
-    inner: Operand | None = operand
-    while inner is not None and not isinstance(inner, TaskAddress | PerCpuAddress):
-        inner = base_of(inner)
-    return inner is not None
+    return any(isinstance(each, TaskAddress | PerCpuAddress) for each in within(operand))
 
 
 def _shown(fetch: FieldFetch) -> Operand:

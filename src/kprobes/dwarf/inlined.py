@@ -1,0 +1,103 @@
+"""Functions by the places where they are inlined: where each copy begins, and its lines.
+
+Our C looks through all entries of a kernel's debug information for it, six million, in a second.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from ctypes import POINTER, Structure, c_char_p, c_uint64, c_void_p
+from typing import NamedTuple
+
+from kprobes.dwarf.libdw import Die, Dwarf, LineRow
+from kprobes.dwarf.lines import beginnings, gathered
+from kprobes.model.source import SourceFunction, SourceLine
+from kprobes.native.library import function
+
+_ROOM = 1 << 10
+"""Copies of one unit that there is room for at first."""
+_FUNCTIONS = {
+    "child": "dwarf_child",
+    "sibling": "dwarf_siblingof",
+    "tag": "dwarf_tag",
+    "name": "dwarf_diename",
+}
+
+
+class _Search(Structure):
+    # As native/inlined.c has it.
+    _fields_ = (
+        *((name, c_void_p) for name in _FUNCTIONS),
+        ("wanted", c_char_p),
+        ("found", POINTER(Die)),
+        ("room", c_uint64),
+        ("count", c_uint64),
+    )
+
+
+class _Copy(NamedTuple):
+    unit: Die
+    die: Die
+    addr: int
+    declared: tuple[str, int]
+
+
+def read_copies(dwarf: Dwarf, name: str) -> list[SourceFunction]:
+    """Return the functions of a name that are inlined, without their lines.
+
+    Args:
+        dwarf: of the kernel.
+        name: of the functions; those that are declared elsewhere are others.
+    """
+    places = dict[tuple[str, int], set[int]]()
+    for each in _copies(dwarf, name):
+        places.setdefault(each.declared, set()).add(each.addr)
+    return [
+        SourceFunction(file=file, line=line, copies=tuple(sorted(addrs)))
+        for (file, line), addrs in sorted(places.items())
+    ]
+
+
+def read_copy_lines(dwarf: Dwarf, name: str, declared: tuple[str, int]) -> tuple[SourceLine, ...]:
+    """Return the lines of a function that is inlined, wherever it is.
+
+    Args:
+        dwarf: of the kernel.
+        name: of the function.
+        declared: the file and the line that it is at.
+    """
+    found = list[LineRow]()
+    rows, last = list[LineRow](), 0
+    for each in _copies(dwarf, name):
+        if each.declared != declared:
+            continue
+        if each.unit.addr != last:
+            rows, last = beginnings(dwarf.rows(each.unit)), each.unit.addr
+        found += [
+            row
+            for row in rows
+            if row.file == declared[0] and row.line >= declared[1] and dwarf.has(each.die, row.addr)
+        ]
+    return tuple(gathered(found))
+
+
+def _copies(dwarf: Dwarf, name: str) -> Iterator[_Copy]:
+    # A copy without code is in a function that is only there to be inlined itself.
+    for unit in dwarf.units():
+        for die in _in_unit(dwarf, unit, name):
+            addr, declared = dwarf.entry(die), dwarf.declared(die)
+            if addr is not None and declared is not None:
+                yield _Copy(unit, die, addr, declared)
+
+
+def _in_unit(dwarf: Dwarf, unit: Die, name: str) -> Iterator[Die]:
+    find, room = function("inlined", "inlined_find", 2), _ROOM
+    while True:
+        found = (Die * room)()
+        libdw = dwarf.addresses(_FUNCTIONS)
+        search = _Search(**libdw, wanted=name.encode(), found=found, room=room)
+        find(ctypes.addressof(search), ctypes.addressof(unit))
+        if search.count <= room:
+            break
+        room = search.count
+    for number in range(search.count):
+        yield Die.from_buffer_copy(found[number])

@@ -1,0 +1,250 @@
+"""Variables of the source in a definition: what debug information makes of their names.
+
+A variable is fetched as the register or the memory that it lives in, so that it costs what that
+costs, or computed from those as the compiler has it.
+"""
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from kprobes.errors import DefinitionError
+from kprobes.model.codes import Code, rejection
+from kprobes.model.definition import (
+    AllVariables,
+    Cast,
+    Computed,
+    Definition,
+    Deref,
+    Fetch,
+    FetchArg,
+    Immediate,
+    Member,
+    MemoryAt,
+    Operation,
+    Parameter,
+    PerCpu,
+    Register,
+    Span,
+    leaf_of,
+)
+from kprobes.model.kernel import Kernel
+from kprobes.model.source import Location, LocationKind, Variable
+from kprobes.units import U64, Addr
+
+Read = Callable[[], Sequence[Variable]]
+"""Returns what is in scope at a place; of a name the first is meant."""
+_SHOWN = 4
+"""Ranges of addresses in a message."""
+
+
+def names_variables(definition: Definition) -> bool:
+    """Whether a definition fetches something by a name where the kernel's types do not help.
+
+    They have the parameters of functions, at their entries.
+    """
+    has_all = any(isinstance(arg.fetch, AllVariables) for arg in definition.args)
+    return has_all or (bool(definition.place.offset) and _has_names(definition))
+
+
+def _has_names(definition: Definition) -> bool:
+    return any(isinstance(leaf_of(arg.fetch), Parameter) for arg in definition.args)
+
+
+def with_all_named(definition: Definition, reads: Sequence[Read]) -> Definition:
+    """Return a definition with a name for each of all parameters, or variables, that it asks for.
+
+    Those are numbers and pointers that can be read at each of its places, and are alike there.
+
+    Args:
+        definition: that may ask for them.
+        reads: returns what is in scope, for each of its places.
+
+    Raises:
+        DefinitionError: there are none.
+    """
+    args: list[FetchArg] = []
+    for arg in definition.args:
+        if not isinstance(arg.fetch, AllVariables):
+            args.append(arg)
+            continue
+        names = _common(reads, has_locals=arg.fetch.has_locals)
+        if not names:
+            hint = "there is none that can be read: `kprobe vars` says why"
+            raise _error(definition, hint, arg.span)
+        args += [
+            replace(arg, name=name, text=name, fetch=Parameter(name=name, span=arg.span))
+            for name in names
+        ]
+    return replace(definition, args=tuple(args))
+
+
+def _common(reads: Sequence[Read], *, has_locals: bool) -> list[str]:
+    first, *others = (
+        {
+            name: each.spec
+            for name, each in _by_name(read()).items()
+            if each.location is not None and each.spec is not None
+            if has_locals or each.is_parameter
+        }
+        for read in reads
+    )
+    return [name for name, spec in first.items() if all(spec == one.get(name) for one in others)]
+
+
+def _by_name(variables: Sequence[Variable]) -> dict[str, Variable]:
+    found: dict[str, Variable] = {}
+    for each in variables:
+        found.setdefault(each.name, each)
+    return found
+
+
+def with_variables(definition: Definition, kernel: Kernel, addr: int, read: Read) -> Definition:
+    """Return a definition that names no variables.
+
+    Args:
+        definition: that may, at one place.
+        kernel: that it is for.
+        addr: of the place.
+        read: returns what is in scope there.
+
+    Raises:
+        DefinitionError: there is no such variable, or it cannot be read there.
+    """
+    if not _has_names(definition):
+        return definition
+    variables = _by_name(read())
+    args = tuple(_fetched(definition, arg, variables, kernel, addr) for arg in definition.args)
+    return replace(definition, args=args)
+
+
+def _fetched(
+    definition: Definition,
+    arg: FetchArg,
+    variables: dict[str, Variable],
+    kernel: Kernel,
+    addr: int,
+) -> FetchArg:
+    leaf = leaf_of(arg.fetch)
+    if not isinstance(leaf, Parameter):
+        return arg
+    variable = variables.get(leaf.name)
+    if variable is None:
+        hint = f"in scope there: {' '.join(sorted(variables)) or 'nothing'}"
+        raise _error(definition, hint, leaf.span)
+    location, spec = variable.location, arg.spec
+    if location is None:
+        raise _error(definition, _where(variable, kernel, addr), leaf.span)
+    value = _value(location, leaf.span, kernel)
+    if arg.fetch is not leaf:
+        fetch = _replaced(arg.fetch, variable, value, _address(location, leaf.span, kernel))
+    elif spec is not None and spec.is_string and variable.is_pointer:
+        fetch = Deref(base=value, offset=0, is_user=spec.base == "ustring", span=leaf.span)
+    elif spec is None and variable.spec is None:
+        hint = f"{leaf.name} is a {variable.type}: name a member, or a type such as x64"
+        raise _error(definition, hint, leaf.span)
+    else:
+        fetch, spec = value, spec or variable.spec
+    text = _text(fetch)
+    if text is not None and spec is not None:
+        text += f":{arg.type or spec.base}"
+    return replace(arg, fetch=fetch, spec=spec, text=arg.text if text is None else text)
+
+
+def _where(variable: Variable, kernel: Kernel, addr: int) -> str:
+    symbol = kernel.symbols.at(addr)
+    start = addr if symbol is None else symbol.addr
+    ranges = [
+        f"+{low + kernel.slide - start & U64:#x} to +{high + kernel.slide - start - 1 & U64:#x}"
+        for low, high in variable.ranges
+    ]
+    name = "" if symbol is None else symbol.name
+    there = f"at {name}+{addr - start:#x} {variable.name} cannot be read: {variable.why}"
+    return f"{there}; it can from {', '.join(ranges[:_SHOWN])}" if ranges else there
+
+
+def _value(location: Location, span: Span, kernel: Kernel) -> Fetch:
+    match location.kind:
+        case LocationKind.REGISTER:
+            return Register(name=location.register, span=span)
+        case LocationKind.MEMORY:
+            base = _base(location, span, kernel)
+            return Deref(base=base, offset=location.number, is_user=False, span=span)
+        case LocationKind.STATIC:
+            return MemoryAt(addr=Addr(location.number + kernel.slide & U64), span=span)
+        case LocationKind.CONSTANT:
+            return Immediate(value=location.number & U64, span=span)
+        case LocationKind.ADDRESS:
+            return Immediate(value=location.number + kernel.slide & U64, span=span)
+        case LocationKind.COMPUTED:
+            left, right = (_value(each, span, kernel) for each in location.operands)
+            operation = location.operation or Operation.ADD
+            return Computed(operation=operation, left=left, right=right, span=span)
+
+
+def _base(location: Location, span: Span, kernel: Kernel) -> Fetch:
+    for operand in location.operands:
+        return _value(operand, span, kernel)
+    return Register(name=location.register, span=span)
+
+
+def _address(location: Location, span: Span, kernel: Kernel) -> Fetch | None:
+    # None of what is not in memory.
+    match location.kind:
+        case LocationKind.STATIC:
+            return Immediate(value=location.number + kernel.slide & U64, span=span)
+        case LocationKind.MEMORY:
+            offset = Immediate(value=location.number & U64, span=span)
+            base = _base(location, span, kernel)
+            return Computed(operation=Operation.ADD, left=base, right=offset, span=span)
+        case _:
+            return None
+
+
+def _replaced(fetch: Fetch, variable: Variable, value: Fetch, address: Fetch | None) -> Fetch:
+    match fetch:
+        case Parameter():
+            return value
+        case Member(base=Parameter(span=span), steps=(first, *others)) if variable.struct:
+            # What is a struct itself, and no pointer to one, is walked from where it is.
+            is_there = not variable.is_pointer and address is not None and not first.is_arrow
+            if is_there or (variable.is_pointer and first.is_arrow):
+                base = address if is_there and address is not None else value
+                cast = Cast(struct=variable.struct, container="", base=base, span=span)
+                steps = (replace(first, is_arrow=True), *others)
+                return replace(fetch, base=cast, steps=steps)
+            return replace(fetch, base=value)
+        case Deref() | Member() | Cast() | PerCpu():
+            return replace(fetch, base=_replaced(fetch.base, variable, value, address))
+        case _:
+            return fetch
+
+
+def _text(fetch: Fetch) -> str | None:
+    # As the kernel's language has it, if it has a word for that.
+    match fetch:
+        case Register(name=name):
+            return f"%{name}"
+        case MemoryAt(addr=addr):
+            return f"@{addr:#x}"
+        case Immediate(value=value):
+            return f"\\{value}"
+        case Deref() | Cast() | Member():
+            base = _text(fetch.base)
+            return None if base is None else _of_base(fetch, base)
+        case _:
+            return None
+
+
+def _of_base(fetch: Deref | Cast | Member, base: str) -> str:
+    match fetch:
+        case Deref(offset=offset, is_user=is_user):
+            return f"{'-' if offset < 0 else '+'}{'u' if is_user else ''}{abs(offset)}({base})"
+        case Cast(struct=struct):
+            return f"({struct}){base}"
+        case Member(steps=steps):
+            return base + "".join(f"{'->' if step.is_arrow else '.'}{step.name}" for step in steps)
+
+
+def _error(definition: Definition, hint: str, span: Span) -> DefinitionError:
+    return rejection(Code.NO_BTFARG, command=definition.command, column=span.start, hint=hint)
