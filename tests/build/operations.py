@@ -1,4 +1,4 @@
-"""What operations make of two numbers of 64 bits, in plain Python."""
+"""Operations on two numbers of 64 bits, in plain Python."""
 
 from collections.abc import Callable, Mapping
 

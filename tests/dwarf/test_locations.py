@@ -1,4 +1,4 @@
-"""Where values are: DWARF's operations against a machine that runs them."""
+"""Locations of values: DWARF's operations against a machine that runs them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random

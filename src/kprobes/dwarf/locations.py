@@ -1,4 +1,4 @@
-"""Where a value is at an address: what a probe can fetch, made of DWARF's operations.
+"""Locations of values at an address: what a probe can fetch, made of DWARF's operations.
 
 DWARF 5, section 2.5: a machine with a stack of numbers of 64 bits. What it leaves is where the
 value is in memory, or with DW_OP_stack_value the value itself. Signs count in comparisons and where

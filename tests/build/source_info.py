@@ -1,0 +1,164 @@
+"""Debug information that a test makes up: vfs_read begins in line 450, fdget is inlined."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec import Struct
+from msgspec.structs import replace
+
+from kprobes.errors import DefinitionError
+from kprobes.lang.listing import show
+from kprobes.lang.parser import parse
+from kprobes.model.definition import Definition, TypeWord
+from kprobes.model.source import Location, LocationKind, SourceFunction, SourceLine, Variable
+from kprobes.resolve.source_place import at_lines
+from tests.build.kernel import TEXT, make_kernel, symbol
+
+SLIDE = 0x1000
+U32 = TypeWord(base="u32", size=4)
+PLACES = {
+    "count": Location(kind=LocationKind.REGISTER, register="dx"),
+    "flags": Location(kind=LocationKind.MEMORY, register="sp", number=-8),
+    "mask": Location(kind=LocationKind.CONSTANT, number=-1),
+    "limit": Location(kind=LocationKind.STATIC, number=0x7000),
+}
+
+
+def _sum(base: Location, number: int) -> Location:
+    constant = Location(kind=LocationKind.CONSTANT, number=number)
+    return Location(kind=LocationKind.COMPUTED, operands=(base, constant))
+
+
+def _read(base: Location, offset: int) -> Location:
+    return Location(kind=LocationKind.MEMORY, number=offset, operands=(base,))
+
+
+def variable(name: str, **others: Any) -> Variable:
+    known: dict[str, Any] = {"type": "unsigned int", "spec": U32, "location": PLACES.get(name)}
+    known["is_parameter"] = name in ("count", "file")
+    return Variable(name=name, **(known | others))
+
+
+VARIABLES = (
+    *map(variable, PLACES),
+    variable(
+        "file",
+        type="struct file *",
+        struct="file",
+        is_pointer=True,
+        spec=TypeWord(base="x64", size=8),
+        location=Location(kind=LocationKind.REGISTER, register="di"),
+    ),
+    variable(
+        "name",
+        type="const char *",
+        is_pointer=True,
+        spec=TypeWord(base="x64", size=8),
+        location=Location(kind=LocationKind.REGISTER, register="si"),
+    ),
+    variable(
+        "buffer",
+        type="char [16]",
+        spec=None,
+        location=Location(kind=LocationKind.MEMORY, register="sp", number=16),
+    ),
+    variable(
+        "state",
+        type="struct file",
+        struct="file",
+        spec=None,
+        location=Location(kind=LocationKind.MEMORY, register="sp", number=32),
+    ),
+    variable(
+        "table",
+        type="struct file",
+        struct="file",
+        spec=None,
+        location=Location(kind=LocationKind.STATIC, number=0x7000),
+    ),
+    variable(
+        "next",
+        type="struct file *",
+        struct="file",
+        is_pointer=True,
+        spec=TypeWord(base="x64", size=8),
+        location=_sum(PLACES["count"], 16),
+    ),
+    variable("far", location=_read(_sum(PLACES["count"], 16), 8)),
+    variable("here", location=Location(kind=LocationKind.ADDRESS, number=0x7000)),
+    variable(
+        "gone",
+        location=None,
+        why="it is optimised out",
+        ranges=((TEXT - SLIDE + 0x10, TEXT - SLIDE + 0x18),),
+    ),
+)
+
+
+class FakeSource(Struct, frozen=True):
+    """Implements ``model.source.SourceInfo``: vfs_read begins in line 450."""
+
+    lines: Sequence[SourceLine] = (
+        SourceLine(file="fs/read_write.c", line=456, addrs=(TEXT - SLIDE + 0x10,)),
+        SourceLine(
+            file="fs/read_write.c",
+            line=461,
+            addrs=(TEXT - SLIDE + 0x20, TEXT - SLIDE + 0x48),
+        ),
+    )
+    copies: Sequence[tuple[str, SourceFunction]] = (
+        (
+            "fdget",
+            SourceFunction(
+                file="include/linux/file.h",
+                line=450,
+                copies=(TEXT - SLIDE + 8, TEXT - SLIDE + 0x44),
+            ),
+        ),
+        ("twice", SourceFunction(file="a.h", line=5, copies=(TEXT - SLIDE + 8,))),
+        ("twice", SourceFunction(file="b.h", line=5, copies=(TEXT - SLIDE + 0x44,))),
+    )
+
+    def function(self, addr: int) -> SourceFunction | None:
+        if addr != TEXT - SLIDE:
+            return None
+        return SourceFunction(file="fs/read_write.c", line=450, lines=tuple(self.lines))
+
+    def file_lines(self, file: str, first: int, last: int) -> Sequence[SourceLine]:
+        return [
+            each for each in self.lines if first <= each.line <= last and file == "read_write.c"
+        ]
+
+    def inlined(self, name: str) -> Sequence[SourceFunction]:
+        return [each for known, each in self.copies if known == name]
+
+    def inlined_lines(self, name: str, function: SourceFunction) -> Sequence[SourceLine]:
+        assert self.inlined(name) == [function]
+        return self.lines
+
+    def variables(self, addr: int, line: int = 0, inlined: str = "") -> Sequence[Variable]:
+        assert inlined in ("", "fdget", "twice")
+        assert line in (0, 450, 456, 461)
+        assert TEXT - SLIDE <= addr < TEXT
+        return VARIABLES
+
+
+AT = "p:kprobes/a vfs_read+16"
+NAMES = [symbol("vfs_read", TEXT), symbol("vfs_write", TEXT + 0x40), symbol("untold", TEXT + 0x80)]
+KERNEL = replace(make_kernel(NAMES), slide=SLIDE)
+
+
+def parsed(text: str) -> Definition:
+    return parse(text, registers=("di", "si", "dx", "sp"))
+
+
+def shown(text: str) -> list[str]:
+    """Return what the kernel would list of it."""
+    return [show(each) for each in at_lines(parsed(text), KERNEL, FakeSource())]
+
+
+def refusal(text: str) -> DefinitionError:
+    with pytest.raises(DefinitionError) as refused:
+        at_lines(parsed(text), KERNEL, FakeSource())
+    return refused.value

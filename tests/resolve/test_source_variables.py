@@ -1,0 +1,145 @@
+"""Variables at places in the source, by debug information that the test makes up."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from kprobes.errors import DefinitionError
+from kprobes.lang.listing import show
+from kprobes.model.definition import Cast, Computed, Deref, Fetch, Immediate, Member, Register
+from kprobes.model.source import Variable
+from kprobes.resolve.source_place import at_lines
+from kprobes.resolve.source_variables import names_variables
+from kprobes.units import U64
+from tests.build.kernel import TEXT
+from tests.build.source_info import AT, KERNEL, SLIDE, FakeSource, parsed, refusal, shown
+
+
+def test_variables_are_the_registers_and_the_memory_that_they_live_in() -> None:
+    assert shown("p:a vfs_read:6 count flags mask limit") == [
+        f"{AT} count=%dx:u32 flags=-8(%sp):u32 mask=\\{U64}:u32 limit=@0x8000:u32"
+    ]
+    assert shown("p:a vfs_read+0x10 count:x8 n=flags") == [
+        "p:kprobes/a vfs_read+16 count=%dx:x8 n=-8(%sp):u32"
+    ]
+
+
+def test_members_are_walked_from_what_a_variable_points_to() -> None:
+    assert shown("p:a vfs_read:6 mode=file->f_mode:x32 +8(file):u64") == [
+        "p:kprobes/a vfs_read+16 mode=(file)%di->f_mode:x32 arg2=+8(%di):u64"
+    ]
+
+
+def fetched(text: str) -> Fetch:
+    """Return the first argument's expression, whose text stays as it was written."""
+    before = parsed(text)
+    (found,) = at_lines(before, KERNEL, FakeSource())
+    assert found.args[0].text == before.args[0].text
+    return found.args[0].fetch
+
+
+def test_members_of_a_struct_are_walked_from_where_it_is() -> None:
+    found = fetched("p:a vfs_read:6 state.f_path.mnt->mnt_flags:x32")
+
+    assert isinstance(found, Member)
+    assert [(step.name, step.is_arrow) for step in found.steps] == [
+        ("f_path", True),
+        ("mnt", False),
+        ("mnt_flags", True),
+    ]
+    assert isinstance(found.base, Cast)
+    assert found.base.struct == "file"
+    assert isinstance(found.base.base, Computed)
+    assert _shape(found.base.base) == ("+", "sp", 32)
+    assert shown("p:a vfs_read:6 m=table.f_mode:x32") == [f"{AT} m=(file)\\32768->f_mode:x32"]
+
+
+def test_what_is_computed_is_fetched_as_it_is_made() -> None:
+    assert _shape(fetched("p:a vfs_read:6 next")) == ("+", "dx", 16)
+    assert _shape(fetched("p:a vfs_read:6 +4(next):u8")) == (4, ("+", "dx", 16))
+    assert _shape(fetched("p:a vfs_read:6 far")) == (8, ("+", "dx", 16))
+    member = fetched("p:a vfs_read:6 next->f_mode:x32")
+    assert isinstance(member, Member)
+    assert isinstance(member.base, Cast)
+    assert _shape(member.base.base) == ("+", "dx", 16)
+    assert shown("p:a vfs_read:6 here:x64") == [f"{AT} here=\\32768:x64"]
+
+
+def _shape(fetch: Fetch) -> object:
+    match fetch:
+        case Register(name=name):
+            return name
+        case Immediate(value=value):
+            return value
+        case Deref(base=base, offset=offset):
+            return offset, _shape(base)
+        case Computed(operation=operation, left=left, right=right):
+            return operation.sign, _shape(left), _shape(right)
+        case _:
+            raise AssertionError(fetch)
+
+
+@pytest.mark.parametrize(
+    "text", ["p vfs_read:6 state->f_mode", "p vfs_read:6 file.f_mode", "p vfs_read:6 count.f_mode"]
+)
+def test_arrows_are_for_pointers_and_dots_for_structs(text: str) -> None:
+    (found,) = at_lines(parsed(text), KERNEL, FakeSource())
+
+    # The kernel's words for it come later.
+    assert isinstance(found.args[0].fetch, Member)
+    assert not isinstance(found.args[0].fetch.base, Cast)
+
+
+def test_all_variables_are_those_that_can_be_read_and_are_numbers() -> None:
+    names = "count=%dx:u32 flags=-8(%sp):u32 mask=\\18446744073709551615:u32 limit=@0x8000:u32"
+    pointers = "file=%di:x64 name=%si:x64"
+    assert shown("p:a vfs_read+16 $params") == [f"{AT} count=%dx:u32 file=%di:x64"]
+    (everything,) = shown("p:a vfs_read:6 $vars")
+    assert everything.startswith(f"{AT} {names} {pointers} next=next")
+    assert "gone" not in everything
+    assert "buffer" not in everything
+
+
+def test_all_variables_of_many_places_are_those_that_are_at_each() -> None:
+    class Source(FakeSource, frozen=True):
+        def variables(self, addr: int, line: int = 0, inlined: str = "") -> Sequence[Variable]:
+            found = super().variables(addr, line, inlined)
+            return found if addr == TEXT - SLIDE + 8 else found[1:3]
+
+    found = at_lines(parsed("p:i fdget $vars"), KERNEL, Source())
+
+    assert [show(each).split(maxsplit=2)[2] for each in found] == [
+        "flags=-8(%sp):u32 mask=\\18446744073709551615:u32"
+    ] * 2
+    with pytest.raises(DefinitionError, match="none that can be read"):
+        at_lines(parsed("p:i fdget $params"), KERNEL, Source())
+
+
+def test_strings_are_followed_by_what_variables_are() -> None:
+    assert shown("p:a vfs_read:6 name:ustring") == ["p:kprobes/a vfs_read+16 name=+u0(%si):ustring"]
+    assert shown("p:a vfs_read:6 name:string") == ["p:kprobes/a vfs_read+16 name=+0(%si):string"]
+    assert shown("p:a vfs_read:6 buffer:string") == [
+        "p:kprobes/a vfs_read+16 buffer=+16(%sp):string"
+    ]
+
+
+def test_only_names_away_from_an_entry_need_debug_information() -> None:
+    assert not names_variables(parsed("p vfs_read count"))
+    assert not names_variables(parsed("p vfs_read+4 %dx $stack0"))
+    assert names_variables(parsed("p vfs_read+4 +8(count)"))
+    assert names_variables(parsed("p vfs_read $vars"))
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "hint"),
+    [
+        ("p vfs_read:6 nosuch", 13, "in scope there: buffer count far file"),
+        ("p vfs_read:6 count gone", 19, "it is optimised out; it can from +0x10 to +0x17"),
+        ("p vfs_read:6 buffer", 13, "buffer is a char [16]: name a member, or a type"),
+    ],
+)
+def test_what_is_not_there_says_what_is(text: str, column: int, hint: str) -> None:
+    error = refusal(text)
+
+    assert hint in str(error)
+    assert error.column == column
