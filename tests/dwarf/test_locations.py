@@ -192,7 +192,7 @@ def test_a_frame_base_may_be_a_register() -> None:
         ([Op(0x75, 0), Op(0x75, 0)], "it is computed by what probes do not have"),
         ([Op(0x75, 0), Op(0x74, 0), Op(0x24)], "it is computed by what probes do not have"),
         ([Op(0x75, 0), Op(0x09, U64), Op(0x24)], "it is computed by what probes do not have"),
-        ([Op(0x75, 0), *[Op(0x12), Op(0x22)] * 40], "it is computed by what probes do not have"),
+        ([Op(0x75, 0), *[Op(0x12), Op(0x22)] * 12], "it is computed by what probes do not have"),
         ([Op(_VALUE)], "it is computed by what probes do not have"),
     ],
 )
