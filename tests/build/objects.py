@@ -1,7 +1,7 @@
 """Objects of tests/build/objects/entries.c and source.c, as gcc 12 and clang 19 make them.
 
 They are kept as they are, so that who reads them needs no compiler; `python -m tests.build.objects`
-makes them anew where both are installed.
+makes them anew where all are installed, gcc for arm64 among them.
 """
 
 import subprocess
@@ -41,6 +41,11 @@ COMMANDS: dict[str, str] = {
 WITH_LINES: dict[str, str] = {
     "lines-4.so": f"gcc -O2 -g -gdwarf-4 -fPIC {_LINKED}",
     "lines-5.so": f"gcc -O2 -g -gdwarf-5 -fPIC {_LINKED}",
+    "lines-clang.so": f"clang-19 -O2 -g -fPIC {_LINKED}",
+    "lines-arm64.so": (
+        "aarch64-linux-gnu-gcc -O2 -g -fPIC -mbranch-protection=bti -fpatchable-function-entry=2 "
+        f"-Wl,-z,max-page-size=4096 {_LINKED}"
+    ),
 }
 """Likewise, of source.c, with debug information."""
 

@@ -1,4 +1,4 @@
-"""Copies of an inlined function in a small library that gcc made: where they begin, their lines."""
+"""Copies of an inlined function in a small library: where they begin, their lines."""
 
 from pathlib import Path
 from typing import cast
@@ -13,12 +13,12 @@ from kprobes.dwarf.source import DwarfSource, open_source
 from kprobes.dwarf.variables import read_variables
 from kprobes.model.source import LocationKind
 from tests.build.objects import FOLDER
-from tests.dwarf.test_lines import address, line_of
+from tests.dwarf.test_lines import ALL, GCC, address, line_of
 
 _DECLARED = "static inline __attribute__((always_inline)) int twice"
 
 
-@pytest.fixture(params=["lines-4.so", "lines-5.so"])
+@pytest.fixture(params=ALL)
 def path(request: pytest.FixtureRequest) -> Path:
     return FOLDER / request.param
 
@@ -28,6 +28,7 @@ def source(path: Path) -> DwarfSource:
     return open_source([path], "x86_64", "6.1.0", b"")
 
 
+@pytest.mark.parametrize("path", GCC, indirect=True)
 def test_a_function_is_wherever_it_is_inlined(path: Path, source: DwarfSource) -> None:
     (twice,) = source.inlined("twice")
 

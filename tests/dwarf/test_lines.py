@@ -1,4 +1,4 @@
-"""Lines of a small library that gcc made with debug information, of DWARF 4 and 5."""
+"""Lines of a small library that gcc and clang made with debug information, of DWARF 4 and 5."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +12,13 @@ from kprobes.formats.elf_functions import ElfFunctions
 from kprobes.model.source import is_same_file
 from tests.build.objects import FOLDER, LINES
 
+GCC = ["lines-4.so", "lines-5.so"]
+ALL = [*GCC, "lines-clang.so"]
 _TEXT = LINES.read_text().splitlines()
 _LOOKS = _TEXT.index("int looks(struct thing *thing, const char *text, unsigned short count)") + 1
 
 
-@pytest.fixture(params=["lines-4.so", "lines-5.so"])
+@pytest.fixture(params=ALL)
 def path(request: pytest.FixtureRequest) -> Path:
     return FOLDER / request.param
 

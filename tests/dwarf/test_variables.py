@@ -1,4 +1,4 @@
-"""Variables of a small library that gcc made with debug information: types, and where they are."""
+"""Variables of a small library that has debug information: types, and where they are."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -10,12 +10,13 @@ from kprobes.dwarf.libdw import Dwarf
 from kprobes.dwarf.lines import read_function
 from kprobes.dwarf.source import DwarfSource, open_source
 from kprobes.errors import TargetError
+from kprobes.formats import elf
 from kprobes.model.source import Location, LocationKind, Variable
 from tests.build.objects import FOLDER
-from tests.dwarf.test_lines import address, line_of
+from tests.dwarf.test_lines import ALL, GCC, address, line_of
 
 
-@pytest.fixture(params=["lines-4.so", "lines-5.so"])
+@pytest.fixture(params=ALL)
 def path(request: pytest.FixtureRequest) -> Path:
     return FOLDER / request.param
 
@@ -47,6 +48,7 @@ def test_parameters_are_in_registers_at_the_entry(path: Path, source: DwarfSourc
     assert not any(name in found for name in ("counter", "value"))
 
 
+@pytest.mark.parametrize("path", GCC, indirect=True)
 def test_what_is_on_the_stack_is_so_far_from_its_pointer(path: Path, source: DwarfSource) -> None:
     entry = {each.name: each for each in source.variables(address(path, "looks"))}
     flags = at_line(path, source, "if (outside(&flags, count))")["flags"]
@@ -59,6 +61,7 @@ def test_what_is_on_the_stack_is_so_far_from_its_pointer(path: Path, source: Dwa
     assert entry["flags"].location.number < 0 < flags.location.number
 
 
+@pytest.mark.parametrize("path", GCC, indirect=True)
 def test_in_an_inlined_function_its_callers_variables_are_there_too(
     path: Path, source: DwarfSource
 ) -> None:
@@ -96,6 +99,46 @@ def test_constants_are_their_values(path: Path, source: DwarfSource) -> None:
     at = at_line(path, source, "for (int at = 0")["at"]
 
     assert at.location == Location(kind=LocationKind.CONSTANT, number=0)
+
+
+def test_a_function_of_arm64_begins_before_it_does_to_gcc() -> None:
+    path = FOLDER / "lines-arm64.so"
+    source, addr = open_source([path], "aarch64", "6.1.0", b""), address(path, "looks")
+
+    function = source.function(addr)
+    at_entry, after = source.variables(addr), source.variables(addr + 12)
+
+    assert function is not None
+    assert function.lines[0].addrs[0] == addr + 12
+    assert at_entry == after
+    registers = {each.name: each.location.register for each in at_entry if each.location}
+    assert {name: registers[name] for name in ("thing", "text", "count")} == {
+        "thing": "x0",
+        "text": "x1",
+        "count": "x2",
+    }
+
+
+def test_clangs_static_variables_are_found() -> None:
+    path = FOLDER / "lines-clang.so"
+    dwarf = Dwarf(path)
+    (counter,) = (
+        die
+        for unit in dwarf.units()
+        for die in dwarf.children(unit)
+        if dwarf.name(die) == "counter"
+    )
+
+    (op,) = dwarf.location(counter, 0x02, address(path, "looks")) or []
+
+    assert op.atom == 0x03
+    at = next(
+        each.data[op.number - each.addr :]
+        for each in elf.parse(path.read_bytes()).segments
+        if 0 <= op.number - each.addr < len(each.data)
+    )
+    # int counter = 5
+    assert at[:4] == b"\5\0\0\0"
 
 
 def test_another_builds_debug_information_is_not_taken(path: Path) -> None:

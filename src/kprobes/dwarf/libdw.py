@@ -32,6 +32,7 @@ from kprobes.errors import FormatError, UsageError
 from kprobes.units import signed
 
 _LIBRARY = "libdw.so.1"
+_AT_FILE, _OP_ADDR, _OP_ADDRX = 0x3A, 0x03, 0xA1
 _READ = 0
 """DWARF_C_READ."""
 
@@ -103,6 +104,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "dwarf_formref_die": (c_void_p, (POINTER(_Attribute), _die)),
     "dwarf_formudata": (c_int, (POINTER(_Attribute), POINTER(c_uint64))),
     "dwarf_formsdata": (c_int, (POINTER(_Attribute), POINTER(c_uint64))),
+    "dwarf_diecu": (c_void_p, (_die, _die, c_void_p, c_void_p)),
     "dwarf_decl_line": (c_int, (_die, POINTER(c_int))),
     "dwarf_decl_file": (c_char_p, (_die,)),
     "dwarf_getsrclines": (c_int, (_die, POINTER(c_void_p), _size)),
@@ -127,6 +129,11 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
             _size,
         ),
     ),
+    "dwarf_getlocation_attr": (
+        c_int,
+        (POINTER(_Attribute), POINTER(_Op), POINTER(_Attribute)),
+    ),
+    "dwarf_formaddr": (c_int, (POINTER(_Attribute), POINTER(c_uint64))),
     "dwarf_getelf": (c_void_p, (c_void_p,)),
     "dwelf_elf_gnu_build_id": (c_long, (c_void_p, POINTER(c_void_p))),
     "dwarf_getcfi": (c_void_p, (c_void_p,)),
@@ -269,10 +276,17 @@ class Dwarf:
     def declared(self, die: Die) -> tuple[str, int] | None:
         """Return the file and the line where something is declared, or None."""
         line = c_int()
-        file = self._lib.dwarf_decl_file(byref(die))
-        if not file or self._lib.dwarf_decl_line(byref(die), byref(line)):
+        if self._lib.dwarf_decl_line(byref(die), byref(line)):
             return None
-        return file.decode(errors="backslashreplace"), line.value
+        file = self._lib.dwarf_decl_file(byref(die))
+        if file:
+            return file.decode(errors="backslashreplace"), line.value
+        # In DWARF 5 the unit's own is number 0, which libdw takes for none before 0.192.
+        unit = Die()
+        has_number = self.number(die, _AT_FILE) == 0
+        if not has_number or not self._lib.dwarf_diecu(byref(die), byref(unit), None, None):
+            return None
+        return next(((name, line.value) for name in self.files(unit)), None)
 
     def files(self, unit: Die) -> list[str]:
         """Return the source files that a unit is made of."""
@@ -317,7 +331,7 @@ class Dwarf:
         if found is None:
             return None
         done = self._lib.dwarf_getlocation_addr(byref(found), addr, byref(ops), byref(count), 1)
-        return _read_ops(ops, count.value) if done == 1 else None
+        return self._read(found, ops, count.value) if done == 1 else None
 
     def locations(self, die: Die, attribute: int) -> Iterator[tuple[int, int, list[Op]]]:
         """Return from where to where something is in which place; addresses as linked."""
@@ -330,7 +344,7 @@ class Dwarf:
             )
             if at <= 0:
                 return
-            yield start.value, end.value, _read_ops(ops, count.value)
+            yield start.value, end.value, self._read(found, ops, count.value)
 
     def frame(self, addr: int) -> list[Op] | None:
         """Return how the frame of the function at an address is found (its CFA), or None."""
@@ -351,6 +365,18 @@ class Dwarf:
                 finally:
                     self._libc.free(frame)
         return None
+
+    def _read(self, attribute: _Attribute, ops: Any, count: int) -> list[Op]:
+        found = _read_ops(ops, count)
+        for number, op in enumerate(found):
+            if op.atom == _OP_ADDRX:
+                # A number of the table of addresses, as clang has it.
+                place, addr = _Attribute(), c_uint64()
+                raw = byref(ops[number])
+                if not self._lib.dwarf_getlocation_attr(byref(attribute), raw, byref(place)):
+                    self._lib.dwarf_formaddr(byref(place), byref(addr))
+                    found[number] = Op(_OP_ADDR, addr.value)
+        return found
 
     def _attribute(self, die: Die, attribute: int) -> _Attribute | None:
         found = _Attribute()

@@ -2,34 +2,54 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from kprobes.dwarf.libdw import Die, Dwarf, LineRow
 from kprobes.model.source import SourceFunction, SourceLine, is_same_file
 
 SUBPROGRAM = 0x2E
 """DW_TAG_subprogram."""
+_PATCHABLE, _INSTRUCTION = 16, 4
+"""Bytes that arm64's kernels have there at most, a BTI among them."""
 
 
-def function_at(dwarf: Dwarf, addr: int) -> tuple[Die, Die] | None:
-    """Return the unit and the function that an address is in, no inlined copy, or None."""
-    unit = dwarf.unit_at(addr)
-    if unit is None:
-        return None
-    functions = (die for die in dwarf.children(unit) if dwarf.tag(die) == SUBPROGRAM)
-    function = next((die for die in functions if dwarf.has(die, addr)), None)
-    return None if function is None else (unit, function)
+class FunctionAt(NamedTuple):
+    """A function, no inlined copy, that an address is in.
+
+    Attributes:
+        addr: the address, or where the function begins to gcc if that is later.
+    """
+
+    unit: Die
+    die: Die
+    addr: int
+
+
+def function_at(dwarf: Dwarf, addr: int) -> FunctionAt | None:
+    """Return the function that an address is in, or None.
+
+    To gcc a function begins after the instructions that -fpatchable-function-entry puts there,
+    which change no register.
+    """
+    for at in range(addr, addr + _PATCHABLE + 1, _INSTRUCTION):
+        unit = dwarf.unit_at(at)
+        functions = dwarf.children(unit) if unit is not None else ()
+        for die in functions:
+            is_there = dwarf.tag(die) == SUBPROGRAM and dwarf.has(die, at)
+            if unit is not None and is_there and (at == addr or dwarf.entry(die) == at):
+                return FunctionAt(unit, die, at)
+    return None
 
 
 def read_function(dwarf: Dwarf, addr: int) -> SourceFunction | None:
     """Return the source of the function at an address, or None where nothing is known of it."""
     found = function_at(dwarf, addr)
-    declared = None if found is None else dwarf.declared(found[1])
+    declared = None if found is None else dwarf.declared(found.die)
     if found is None or declared is None:
         return None
-    unit, function = found
     file, line = declared
     # What of the same file is inlined there is declared elsewhere: its lines are before or after.
-    rows = [row for row in beginnings(dwarf.rows(unit)) if dwarf.has(function, row.addr)]
+    rows = [row for row in beginnings(dwarf.rows(found.unit)) if dwarf.has(found.die, row.addr)]
     own = (row for row in rows if row.file == file and row.line >= line)
     return SourceFunction(file=file, line=line, lines=tuple(gathered(own)))
 

@@ -53,9 +53,9 @@ def read_variables(
     at = function_at(dwarf, addr)
     if at is None:
         return []
-    reader = LocationReader(dwarf, registers, at[1], addr)
+    reader = LocationReader(dwarf, registers, at.die, at.addr)
     found = dict[str, Variable]()
-    scopes = _nested(dwarf, at[1], addr)
+    scopes = _nested(dwarf, at.die, at.addr)
     meant = next((each for each in scopes if dwarf.name(each) == inlined), scopes[0])
     for scope in _innermost_first(dwarf, scopes, line, inlined):
         for die in dwarf.children(scope):
