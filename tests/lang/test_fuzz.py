@@ -34,7 +34,8 @@ def accept_or_refuse(text: str) -> int:
 
 def _reads_back(definition: Definition) -> None:
     listing = show(definition)
-    if len(listing) <= _LONGEST:
+    # The kernel's sanitize_event_name() leaves the first character as it is, too: .oo__entry.
+    if len(listing) <= _LONGEST and not definition.event.startswith("."):
         (again,) = parse_statements(listing, registers=REGISTERS)
         assert plain(again) == plain(definition), listing
 

@@ -6,15 +6,18 @@ Our C looks through all entries of a kernel's debug information for it, six mill
 import ctypes
 from collections.abc import Iterator
 from ctypes import POINTER, Structure, c_char_p, c_uint64, c_void_p
+from itertools import groupby
 from typing import NamedTuple
 
 from kprobes.dwarf.libdw import Die, Dwarf, LineRow
-from kprobes.dwarf.lines import beginnings, gathered
+from kprobes.dwarf.lines import gathered
+from kprobes.dwarf.rows import find_rows
 from kprobes.model.source import SourceFunction, SourceLine
 from kprobes.native.library import function
 
 _ROOM = 1 << 10
 """Copies of one unit that there is room for at first."""
+_LAST = 1 << 31
 _FUNCTIONS = {
     "child": "dwarf_child",
     "sibling": "dwarf_siblingof",
@@ -66,17 +69,11 @@ def read_copy_lines(dwarf: Dwarf, name: str, declared: tuple[str, int]) -> tuple
         declared: the file and the line that it is at.
     """
     found = list[LineRow]()
-    rows, last = list[LineRow](), 0
-    for each in _copies(dwarf, name):
-        if each.declared != declared:
-            continue
-        if each.unit.addr != last:
-            rows, last = beginnings(dwarf.rows(each.unit)), each.unit.addr
-        found += [
-            row
-            for row in rows
-            if row.file == declared[0] and row.line >= declared[1] and dwarf.has(each.die, row.addr)
-        ]
+    copies = (each for each in _copies(dwarf, name) if each.declared == declared)
+    for _, of_unit in groupby(copies, lambda each: each.unit.addr):
+        own = list(of_unit)
+        rows = find_rows(dwarf, own[0].unit, *declared, last=_LAST)
+        found += [row for row in rows if any(dwarf.has(each.die, row.addr) for each in own)]
     return tuple(gathered(found))
 
 

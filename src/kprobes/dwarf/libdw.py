@@ -159,12 +159,16 @@ def _load() -> Any:
 class Dwarf:
     """One file's debug information, as long as it is open.
 
+    Attributes:
+        path: of the file.
+
     Raises:
         UsageError: libdw is not there.
         FormatError: the file has none.
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._lib = _load()
@@ -213,14 +217,23 @@ class Dwarf:
 
     def units(self) -> Iterator[Die]:
         """Return all compilation units."""
+        return (die for offset in self.unit_offsets() if (die := self.die(offset)) is not None)
+
+    def unit_offsets(self) -> list[int]:
+        """Return where the entries of all compilation units are."""
         at, following, header = 0, c_uint64(), c_size_t()
+        found: list[int] = []
         while not self._lib.dwarf_nextcu(
             self._dwarf, at, byref(following), byref(header), None, None, None
         ):
-            die = Die()
-            if self._lib.dwarf_offdie(self._dwarf, at + header.value, byref(die)):
-                yield die
+            found.append(at + header.value)
             at = following.value
+        return found
+
+    def die(self, offset: int) -> Die | None:
+        """Return the entry at an offset, or None."""
+        die = Die()
+        return die if self._lib.dwarf_offdie(self._dwarf, offset, byref(die)) else None
 
     def children(self, die: Die) -> Iterator[Die]:
         """Return what an entry has directly inside."""

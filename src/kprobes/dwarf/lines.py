@@ -1,10 +1,12 @@
 """Lines of source and where their code is: by function, by file."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from itertools import pairwise
 from typing import NamedTuple
 
 from kprobes.dwarf.libdw import Die, Dwarf, LineRow
+from kprobes.dwarf.rows import find_rows_of
 from kprobes.model.source import SourceFunction, SourceLine, is_same_file
 
 SUBPROGRAM = 0x2E
@@ -58,7 +60,7 @@ def read_file(dwarf: Dwarf, file: str, first: int, last: int) -> list[SourceLine
     """Return the lines of a file that have code.
 
     A unit is made of its file of the same name; of headers, and of files that others include, all
-    units are looked through, which takes seconds.
+    units are looked through, which takes a second or two.
 
     Args:
         dwarf: of the kernel.
@@ -66,17 +68,12 @@ def read_file(dwarf: Dwarf, file: str, first: int, last: int) -> list[SourceLine
         first: of the lines that are meant.
         last: of them.
     """
-    named = [unit for unit in dwarf.units() if is_same_file(dwarf.name(unit), file)]
-    units: Iterable[Die] = named or dwarf.units()
-    found = list[LineRow]()
-    for unit in units:
-        if named or any(is_same_file(each, file) for each in dwarf.files(unit)):
-            found += [
-                row
-                for row in beginnings(dwarf.rows(unit))
-                if first <= row.line <= last and is_same_file(row.file, file)
-            ]
-    return gathered(found)
+    # With a file of its own, so that not all that is looked at stays in memory.
+    with closing(Dwarf(dwarf.path)) as whole:
+        offsets = whole.unit_offsets()
+        units = ((offset, whole.die(offset)) for offset in offsets)
+        named = [at for at, unit in units if unit and is_same_file(whole.name(unit), file)]
+    return gathered(find_rows_of(dwarf.path, named or offsets, file, first, last))
 
 
 def beginnings(rows: Sequence[LineRow]) -> list[LineRow]:

@@ -1,5 +1,5 @@
 ; Generated from inlined.c by `make runtime`.
-; 54bc0b520bab19ad71c8ebb42da785420390500fd1d01969d358e07514fb247e
+; 214f0b8d074b51820c1b2fd18cb918de691c9d352f5801ebc09b1d778dab9a19
 %struct.die = type { i64, i64, i64, i64 }
 define dso_local i64 @inlined_find(ptr %search, ptr %unit) #0 {
 entry:

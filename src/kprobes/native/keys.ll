@@ -1,5 +1,5 @@
 ; Generated from keys.c by `make runtime`.
-; cea007b2ee2751a2484576e7c7255eef42aa5bc9e0a2dd20debbdaab6117a7b0
+; ea23087b2a62744742a0ca6e542e90df34146fa233ef6751b26b8749664c80b0
 define dso_local i64 @keys_code(ptr %keys, ptr %rows, i64 %words, i64 %count, ptr %codes) #0 {
 entry:
   br label %for.cond

@@ -1,5 +1,5 @@
 ; Generated from lines.c by `make runtime`.
-; 6295d55501a60f441bbcbdf7a2c6150f1e16e57834866cd93d7a08a6fee73342
+; d3f06873d13e52ce9361f7a9112c020baebb5e7c6f00e38621b897f6b0f6e8f1
 %struct.piece = type { i32, i32, i32, i32, i32, i32, ptr, i64, ptr, ptr, i64 }
 %struct.lines = type { ptr, ptr, i64 }
 define dso_local i64 @lines_format(ptr %pieces, i64 %count, i64 %rows, ptr %to, ptr %ends) #0 {

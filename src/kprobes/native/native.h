@@ -3,7 +3,7 @@
  *
  * Each part is compiled to LLVM IR when it is changed (`make runtime`); LLVM compiles that for the
  * machine when a part is first asked for (native/library.py). Nothing here allocates or fails: who
- * calls has made room, and has checked all numbers. Only inlined.c calls something: libdw.
+ * calls has made room, and has checked all numbers. inlined.c and rows.c call libdw.
  */
 #ifndef NATIVE_H
 #define NATIVE_H

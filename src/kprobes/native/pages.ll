@@ -1,5 +1,5 @@
 ; Generated from pages.c by `make runtime`.
-; 34fece9bdecad0b27f79f69ff0acc09fd319382447a173e5a76a8ad75a1aa4fe
+; b1cf6f3b24f7167afe59c515210c76993cde2b4f5ace7c3597d587eb2069a0d4
 %struct.event = type { ptr, ptr, i64, i64 }
 define dso_local i64 @pages_read(ptr %pages) #0 {
 entry:

@@ -1,5 +1,5 @@
 ; Generated from records.c by `make runtime`.
-; 88f4e1b9ca5b0f4cf894b9df42970737e92951d4d4783c9f6e853c36e721fcab
+; 7289b7d65ea582ad1a94a5313f0f6307f50afdebe8d87cfe0d892b3e00d70658
 %struct.group = type { ptr, ptr, i64 }
 define dso_local i64 @records_find(ptr %chunk, ptr %offsets, ptr %ids) #0 {
 entry:

@@ -1,5 +1,5 @@
 ; Generated from strings.c by `make runtime`.
-; 6426d53d408c51b4787d3b1da0188497329a66fcd4ae09c9940fda1c55fb0b73
+; 8c249863e17042d5db887b4540f9a4091ea0b0c1d6e22afb777ed78e133c837d
 define dso_local i64 @strings_cut(ptr %cut) #0 {
 entry:
   br label %for.cond
