@@ -7,7 +7,7 @@ PYTHON ?= python3
 # Not from the environment, where a kernel developer may have another word of that name.
 ARCH := amd64
 QEMU_PACKAGES := qemu-system-x86 qemu-system-arm
-APT_PACKAGES := $(QEMU_PACKAGES) busybox-static chromium fish libdw1 man-db trace-cmd zsh
+APT_PACKAGES := $(QEMU_PACKAGES) busybox-static chromium fish gdb-multiarch libdw1 man-db trace-cmd zsh
 APT := $(if $(filter 0,$(shell id -u)),,sudo) env DEBIAN_FRONTEND=noninteractive apt-get -qq
 APT_INSTALL := $(APT) update && $(APT) install -y --no-install-recommends
 # Tests and benchmarks mean guests, also on a machine whose own kernel can be probed.

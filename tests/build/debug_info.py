@@ -7,13 +7,13 @@ from kprobes.image.debug_info import untold
 from kprobes.transport.debian import filled, kernel_image, open_apt
 
 
-def debug_vmlinux() -> Path:
+def debug_vmlinux(arch: str = "amd64") -> Path:
     """Return the 6.1 kernel's vmlinux with debug information; 280 MB are downloaded once."""
-    release = kernel_image().name.removeprefix("vmlinuz-")
+    release = kernel_image(arch=arch).name.removeprefix("vmlinuz-")
     wanted = f"./usr/lib/debug/boot/vmlinux-{release}"
 
     def fill(root: Path) -> Path:
-        apt = open_apt(root.parent / f".apt-{release}", suite="bookworm", arch="amd64")
+        apt = open_apt(root.parent / f".apt-{release}", suite="bookworm", arch=arch)
         (deb,) = apt.download([apt.package(f"linux-image-{release}-dbg")])
         # A tenth of its 5.6 GB.
         unpacking = ["tar", "--extract", "--directory", str(root), wanted]

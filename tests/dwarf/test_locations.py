@@ -11,6 +11,7 @@ from kprobes.dwarf.locations import LocationReader
 from kprobes.model.definition import Operation
 from kprobes.model.source import Location, LocationKind
 from kprobes.units import U64, signed
+from tests.build.locations import fetched
 from tests.build.operations import operate
 
 REGISTERS = ("ax", "dx", "cx", "bx", "si", "di", "bp", "sp")
@@ -97,18 +98,11 @@ def _leaf(op: Op, registers: Mapping[str, int]) -> int:
 
 def value(location: Location, registers: Mapping[str, int]) -> int:
     """Return what a probe fetches there, signed."""
-    if location.kind is LocationKind.REGISTER:
-        return signed(registers[location.register] & U64)
-    if location.kind in (LocationKind.CONSTANT, LocationKind.ADDRESS):
-        return signed(location.number & U64)
-    if location.kind is LocationKind.MEMORY:
-        bases = [value(each, registers) for each in location.operands]
-        base = bases[0] if bases else registers[location.register]
-        return signed(memory(base + location.number))
-    if location.kind is LocationKind.STATIC:
-        return signed(memory(location.number))
-    left, right = (value(each, registers) for each in location.operands)
-    return operate(location.operation, left, right)
+    return signed(fetched(location, registers, _bytes_at))
+
+
+def _bytes_at(addr: int, size: int) -> bytes:
+    return memory(addr).to_bytes(size, "little")
 
 
 def random_ops(random: Random) -> list[Op]:
