@@ -22,7 +22,7 @@ def fetched(location: Location, registers: Mapping[str, int], memory: Memory, si
             base = bases[0] if bases else registers[location.register]
             data = memory(base + location.number & U64, size)
             number = int.from_bytes(data, "little")
-        case LocationKind.STATIC:
+        case LocationKind.STATIC | LocationKind.PER_CPU:
             number = int.from_bytes(memory(location.number, size), "little")
         case LocationKind.COMPUTED:
             left, right = (fetched(each, registers, memory) for each in location.operands)

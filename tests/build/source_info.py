@@ -16,12 +16,13 @@ from kprobes.resolve.source_place import at_lines
 from tests.build.kernel import TEXT, make_kernel, symbol
 
 SLIDE = 0x1000
+STATIC = 0xFFFFFFFF82000000
 U32 = TypeWord(base="u32", size=4)
 PLACES = {
     "count": Location(kind=LocationKind.REGISTER, register="dx"),
     "flags": Location(kind=LocationKind.MEMORY, register="sp", number=-8),
     "mask": Location(kind=LocationKind.CONSTANT, number=-1),
-    "limit": Location(kind=LocationKind.STATIC, number=0x7000),
+    "limit": Location(kind=LocationKind.STATIC, number=STATIC),
 }
 
 
@@ -75,7 +76,7 @@ VARIABLES = (
         type="struct file",
         struct="file",
         spec=None,
-        location=Location(kind=LocationKind.STATIC, number=0x7000),
+        location=Location(kind=LocationKind.STATIC, number=STATIC),
     ),
     variable(
         "next",
@@ -86,13 +87,29 @@ VARIABLES = (
         location=_sum(PLACES["count"], 16),
     ),
     variable("far", location=_read(_sum(PLACES["count"], 16), 8)),
-    variable("here", location=Location(kind=LocationKind.ADDRESS, number=0x7000)),
+    variable("here", location=Location(kind=LocationKind.ADDRESS, number=STATIC)),
     variable(
         "gone",
         location=None,
         why="it is optimised out",
         ranges=((TEXT - SLIDE + 0x10, TEXT - SLIDE + 0x18),),
     ),
+)
+
+
+EXTERNS = (
+    variable("total", location=Location(kind=LocationKind.STATIC, number=STATIC + 0x100)),
+    variable("mine", location=Location(kind=LocationKind.PER_CPU, number=0x3100)),
+    variable("its", location=Location(kind=LocationKind.PER_CPU, number=STATIC + 0x200)),
+    variable(
+        "queue",
+        type="struct file",
+        struct="file",
+        spec=None,
+        location=Location(kind=LocationKind.PER_CPU, number=0x3200),
+    ),
+    variable("count", location=Location(kind=LocationKind.STATIC, number=STATIC)),
+    variable("theirs", location=None, why="another file has it: @NAME reads it"),
 )
 
 
@@ -136,6 +153,10 @@ class FakeSource(Struct, frozen=True):
     def inlined_lines(self, name: str, function: SourceFunction) -> Sequence[SourceLine]:
         assert self.inlined(name) == [function]
         return self.lines
+
+    def externs(self, addr: int) -> Sequence[Variable]:
+        assert TEXT - SLIDE <= addr < TEXT
+        return EXTERNS
 
     def variables(self, addr: int, line: int = 0, inlined: str = "") -> Sequence[Variable]:
         assert inlined in ("", "fdget", "twice")

@@ -10,7 +10,7 @@ from kprobes.dwarf import inlined
 from kprobes.dwarf.libdw import Dwarf
 from kprobes.dwarf.lines import read_function
 from kprobes.dwarf.source import DwarfSource, open_source
-from kprobes.dwarf.variables import read_variables
+from kprobes.dwarf.variables import Scope, read_variables
 from kprobes.model.source import LocationKind
 from tests.build.objects import FOLDER
 from tests.dwarf.test_lines import ALL, GCC, address, line_of
@@ -119,7 +119,9 @@ def test_of_two_that_begin_together_the_one_that_is_meant_comes_first(
     outer = Tree(0x1D, "outer", (Tree(0x05, "a"), inner))
     dwarf = cast("Dwarf", FakeDwarf(Tree(0x2E, "looks", (Tree(0x05, "c"), outer))))
 
-    assert [each.name for each in read_variables(dwarf, (), 0x1000, 0, inlined)] == first
+    assert [
+        each.name for each in read_variables(dwarf, (), range(0), Scope(0x1000, 0, inlined))
+    ] == first
 
 
 def test_a_name_that_is_not_inlined_has_no_copies(source: DwarfSource) -> None:

@@ -62,7 +62,9 @@ class FakeDwarf:
 
 
 def reader(dwarf: FakeDwarf | None = None) -> LocationReader:
-    return LocationReader(cast("Dwarf", dwarf or FakeDwarf()), REGISTERS, Die(), 0x1000)
+    return LocationReader(
+        cast("Dwarf", dwarf or FakeDwarf()), REGISTERS, range(0x9000, 0x9100), Die(), 0x1000
+    )
 
 
 def memory(addr: int) -> int:
@@ -157,6 +159,11 @@ def test_what_is_computed_is_what_the_operations_make(seed: int) -> None:
         (
             [Op(0x03, 0x7000), Op(0x23, 8), Op(_VALUE)],
             Location(kind=LocationKind.ADDRESS, number=0x7008),
+        ),
+        ([Op(0x03, 0x9010)], Location(kind=LocationKind.PER_CPU, number=0x9010)),
+        (
+            [Op(0x03, 0x9010), Op(0x23, 0x100)],
+            Location(kind=LocationKind.STATIC, number=0x9110),
         ),
         ([Op(0x31), Op(_VALUE)], Location(kind=LocationKind.CONSTANT, number=1)),
         ([Op(0x09, U64), Op(_VALUE)], Location(kind=LocationKind.CONSTANT, number=-1)),

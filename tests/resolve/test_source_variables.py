@@ -17,7 +17,7 @@ from tests.build.source_info import AT, KERNEL, SLIDE, FakeSource, parsed, refus
 
 def test_variables_are_the_registers_and_the_memory_that_they_live_in() -> None:
     assert shown("p:a vfs_read:6 count flags mask limit") == [
-        f"{AT} count=%dx:u32 flags=-8(%sp):u32 mask=\\{U64}:u32 limit=@0x8000:u32"
+        f"{AT} count=%dx:u32 flags=-8(%sp):u32 mask=\\{U64}:u32 limit=@0xffffffff82001000:u32"
     ]
     assert shown("p:a vfs_read+0x10 count:x8 n=flags") == [
         "p:kprobes/a vfs_read+16 count=%dx:x8 n=-8(%sp):u32"
@@ -51,7 +51,9 @@ def test_members_of_a_struct_are_walked_from_where_it_is() -> None:
     assert found.base.struct == "file"
     assert isinstance(found.base.base, Computed)
     assert _shape(found.base.base) == ("+", "sp", 32)
-    assert shown("p:a vfs_read:6 m=table.f_mode:x32") == [f"{AT} m=(file)\\32768->f_mode:x32"]
+    assert shown("p:a vfs_read:6 m=table.f_mode:x32") == [
+        f"{AT} m=(file)\\18446744071595626496->f_mode:x32"
+    ]
 
 
 def test_what_is_computed_is_fetched_as_it_is_made() -> None:
@@ -62,7 +64,7 @@ def test_what_is_computed_is_fetched_as_it_is_made() -> None:
     assert isinstance(member, Member)
     assert isinstance(member.base, Cast)
     assert _shape(member.base.base) == ("+", "dx", 16)
-    assert shown("p:a vfs_read:6 here:x64") == [f"{AT} here=\\32768:x64"]
+    assert shown("p:a vfs_read:6 here:x64") == [f"{AT} here=\\18446744071595626496:x64"]
 
 
 def _shape(fetch: Fetch) -> object:
@@ -79,6 +81,17 @@ def _shape(fetch: Fetch) -> object:
             raise AssertionError(fetch)
 
 
+def test_what_the_whole_file_has_is_read_where_no_other_has_the_name() -> None:
+    per_cpu = "mine=this_cpu_read(@0x3100):u32 its=this_cpu_read(@0xffffffff82001200):u32"
+    assert shown("p:a vfs_read:6 total count mine its") == [
+        f"{AT} total=@0xffffffff82001100:u32 count=%dx:u32 {per_cpu}"
+    ]
+    assert shown("p:a vfs_read:6 m=queue.f_mode:x32") == [
+        f"{AT} m=(file)this_cpu_ptr(@0x3200)->f_mode:x32"
+    ]
+    assert "theirs cannot be read: another file has it" in str(refusal("p vfs_read:6 theirs"))
+
+
 @pytest.mark.parametrize(
     "text", ["p vfs_read:6 state->f_mode", "p vfs_read:6 file.f_mode", "p vfs_read:6 count.f_mode"]
 )
@@ -91,7 +104,7 @@ def test_arrows_are_for_pointers_and_dots_for_structs(text: str) -> None:
 
 
 def test_all_variables_are_those_that_can_be_read_and_are_numbers() -> None:
-    names = "count=%dx:u32 flags=-8(%sp):u32 mask=\\18446744073709551615:u32 limit=@0x8000:u32"
+    names = f"count=%dx:u32 flags=-8(%sp):u32 mask=\\{U64}:u32 limit=@0xffffffff82001000:u32"
     pointers = "file=%di:x64 name=%si:x64"
     assert shown("p:a vfs_read+16 $params") == [f"{AT} count=%dx:u32 file=%di:x64"]
     (everything,) = shown("p:a vfs_read:6 $vars")

@@ -109,6 +109,17 @@ def test_members_of_a_struct_on_the_stack_are_read(kernel: GuestSession) -> None
     assert {intent for *_, intent in here} == {0x100}
 
 
+def test_variables_of_the_whole_file_are_read(kernel: GuestSession) -> None:
+    # Each CPU has its run queue, which knows whose it is.
+    kernel.probe("p:in schedule:9 cpu=runqueues.cpu:s32 tsk current=$current")
+    with kernel.record() as trace:
+        kernel.run(_WORK, timeout_s=300)
+
+    assert len(trace["in"]) >= 2
+    assert all(event.cpu == event["cpu"] for event in trace["in"])
+    assert all(event["tsk"] == event["current"] for event in trace["in"])
+
+
 def test_a_line_of_a_header_is_one_event_at_all_its_places(kernel: GuestSession) -> None:
     kernel.probe("p:told include/linux/fsnotify.h:315")
     with kernel.record() as trace:

@@ -31,6 +31,9 @@ Exit status: 0 done, 1 no debug information, 2 usage, 3 target unreachable, 4 no
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("place", metavar="PLACE", help="where")
+    parser.add_argument(
+        "--externs", action="store_true", help="those of the whole file, too, which has the place"
+    )
     options.add_guest(parser)
 
 
@@ -40,7 +43,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     from kprobes.inspect.source import variables_at
 
     with only_guest_of(args, "variables") as guest:
-        found = variables_at(guest, args.place)
+        found = variables_at(guest, args.place, has_externs=args.externs)
     write_text(out, as_json(found) if args.format == "json" else as_text(found))
     return 0
 
@@ -73,6 +76,8 @@ def _where(location: "Location") -> str:
             return f"{location.number:+#x}({base})"
         case LocationKind.STATIC:
             return f"@{location.number:#x} as linked"
+        case LocationKind.PER_CPU:
+            return f"this_cpu_read(@{location.number:#x}) as linked"
         case LocationKind.CONSTANT:
             return f"\\{location.number}"
         case LocationKind.ADDRESS:

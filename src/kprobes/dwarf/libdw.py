@@ -29,9 +29,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kprobes.errors import FormatError, UsageError
+from kprobes.formats.elf import HEADER, SECTION
 from kprobes.units import signed
 
 _LIBRARY = "libdw.so.1"
+_ALLOCATED = 2
+"""SHF_ALLOC."""
 _AT_FILE, _OP_ADDR, _OP_ADDRX = 0x3A, 0x03, 0xA1
 _READ = 0
 """DWARF_C_READ."""
@@ -195,6 +198,18 @@ class Dwarf:
         elf = self._lib.dwarf_getelf(self._dwarf)
         size = self._lib.dwelf_elf_gnu_build_id(elf, byref(found))
         return ctypes.string_at(found, size) if size > 0 else b""
+
+    def section(self, name: str) -> range:
+        """Return the addresses of a section that is loaded, as linked; none where there is none."""
+        header = HEADER.unpack(os.pread(self._file, HEADER.size, 0))
+        table, count, strings = header[6], header[12], header[13]
+        data = os.pread(self._file, count * SECTION.size, table)
+        sections = list(SECTION.iter_unpack(data))
+        names = os.pread(self._file, sections[strings][5], sections[strings][4])
+        for at, _, flags, addr, _, size, *_ in sections:
+            if flags & _ALLOCATED and names[at:].startswith(name.encode() + b"\0"):
+                return range(addr, addr + size)
+        return range(0)
 
     def addresses(self, names: Mapping[str, str]) -> dict[str, int | None]:
         """Return where functions of libdw are.

@@ -62,12 +62,14 @@ class LocationReader(NamedTuple):
     Attributes:
         dwarf: that says so.
         registers: pt_regs' names of the registers, in the order of their numbers in DWARF.
+        per_cpu: addresses of what each CPU has, as linked.
         function: that the address is in.
         addr: as linked.
     """
 
     dwarf: Dwarf
     registers: Sequence[str]
+    per_cpu: range
     function: Die
     addr: int
 
@@ -88,7 +90,7 @@ class LocationReader(NamedTuple):
                 return register
             if atoms[-1] == _VALUE:
                 return self._computed(ops[:-1])
-            return _memory(self._computed(ops))
+            return self._memory(self._computed(ops))
         except _Unreadable as error:
             return str(error)
 
@@ -122,16 +124,36 @@ class LocationReader(NamedTuple):
             right, left = stack.pop(), stack.pop()
             stack.append(_made(_BINARY[op.atom], left, right))
         elif op.atom in _UNARY:
-            stack.append(_of_one(op, stack.pop()))
+            stack.append(self._of_one(op, stack.pop()))
         elif op.atom in _MOVES:
             _move(stack, op.atom)
         else:
             stack.append(self._leaf(op))
 
+    def _of_one(self, op: Op, item: _Item) -> _Item:
+        if op.atom == _DEREF:
+            return _Item(self._memory(item.value), item.size + 1)
+        if op.atom == _NEG:
+            return _made(Operation.SUB, _number(0), item)
+        if op.atom == _NOT:
+            return _made(Operation.XOR, item, _number(U64))
+        return _made(Operation.ADD, item, _number(op.number))
+
+    def _memory(self, address: Location) -> Location:
+        if address.kind is LocationKind.ADDRESS:
+            is_of_cpu = address.number in self.per_cpu
+            kind = LocationKind.PER_CPU if is_of_cpu else LocationKind.STATIC
+            return Location(kind=kind, number=address.number)
+        base, offset = _split(address)
+        if base.kind is LocationKind.REGISTER:
+            return Location(kind=LocationKind.MEMORY, register=base.register, number=offset)
+        return Location(kind=LocationKind.MEMORY, number=offset, operands=(base,))
+
     def _leaf(self, op: Op) -> _Item:
         if op.atom in _CONSTANTS:
             return _number(op.atom - _LITERALS if op.atom >= _LITERALS else op.number)
         if op.atom == _ADDR:
+            # Where each CPU has it is not known yet, and memory's kind tells.
             return _Item(Location(kind=LocationKind.ADDRESS, number=op.number))
         if op.atom == _FBREG:
             return _made(Operation.ADD, self._frame_base(), _number(op.number))
@@ -158,16 +180,6 @@ class LocationReader(NamedTuple):
         if not ops or any(op.atom == _CFA for op in ops):
             raise _Unreadable("its frame is not known there")
         return _Item(self._computed([op for op in ops if op.atom != _VALUE]))
-
-
-def _of_one(op: Op, item: _Item) -> _Item:
-    if op.atom == _DEREF:
-        return _Item(_memory(item.value), item.size + 1)
-    if op.atom == _NEG:
-        return _made(Operation.SUB, _number(0), item)
-    if op.atom == _NOT:
-        return _made(Operation.XOR, item, _number(U64))
-    return _made(Operation.ADD, item, _number(op.number))
 
 
 def _move(stack: list[_Item], atom: int) -> None:
@@ -217,12 +229,3 @@ def _split(value: Location) -> tuple[Location, int]:
         if other.kind is LocationKind.CONSTANT:
             return base, other.number
     return value, 0
-
-
-def _memory(address: Location) -> Location:
-    if address.kind is LocationKind.ADDRESS:
-        return Location(kind=LocationKind.STATIC, number=address.number)
-    base, offset = _split(address)
-    if base.kind is LocationKind.REGISTER:
-        return Location(kind=LocationKind.MEMORY, register=base.register, number=offset)
-    return Location(kind=LocationKind.MEMORY, number=offset, operands=(base,))

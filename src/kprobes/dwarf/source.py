@@ -6,7 +6,7 @@ from pathlib import Path
 from kprobes.dwarf.inlined import read_copies, read_copy_lines
 from kprobes.dwarf.libdw import Dwarf
 from kprobes.dwarf.lines import read_file, read_function
-from kprobes.dwarf.variables import read_variables
+from kprobes.dwarf.variables import Scope, read_externs, read_variables
 from kprobes.errors import FormatError, TargetError
 from kprobes.model.source import SourceFunction, SourceLine, Variable
 
@@ -17,6 +17,7 @@ _REGISTERS = {
     ),
     "aarch64": (*(f"x{number}" for number in range(31)), "sp"),
 }
+_PER_CPU = ".data..percpu"
 """By their numbers in DWARF: the psABIs of System V for AMD64 and of Arm."""
 
 
@@ -31,6 +32,7 @@ class DwarfSource:
     def __init__(self, dwarf: Dwarf, arch: str) -> None:
         self._dwarf = dwarf
         self._registers = _REGISTERS[arch]
+        self._per_cpu = dwarf.section(_PER_CPU)
 
     def function(self, addr: int) -> SourceFunction | None:
         """Return the function at an address, or None where nothing is known of it."""
@@ -54,6 +56,10 @@ class DwarfSource:
         """Return the lines of a function that ``inlined`` has returned."""
         return read_copy_lines(self._dwarf, name, (function.file, function.line))
 
+    def externs(self, addr: int) -> Sequence[Variable]:
+        """Return the variables of an address's unit; those that it only declares are nowhere."""
+        return read_externs(self._dwarf, self._registers, self._per_cpu, addr)
+
     def variables(self, addr: int, line: int = 0, inlined: str = "") -> Sequence[Variable]:
         """Return what is in scope at an address; of a name the first, which is that of the line.
 
@@ -64,7 +70,8 @@ class DwarfSource:
             line: that is meant.
             inlined: the function whose copy is meant, if that begins there, or "".
         """
-        return read_variables(self._dwarf, self._registers, addr, line, inlined)
+        where = Scope(addr=addr, line=line, inlined=inlined)
+        return read_variables(self._dwarf, self._registers, self._per_cpu, where)
 
 
 def open_source(paths: Iterable[Path], arch: str, release: str, build_id: bytes) -> DwarfSource:

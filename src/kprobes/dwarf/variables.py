@@ -7,6 +7,8 @@ so and where else the variable can be read.
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from kprobes.dwarf.libdw import Die, Dwarf
 from kprobes.dwarf.lines import function_at
 from kprobes.dwarf.locations import LocationReader
@@ -24,6 +26,7 @@ _UNSIGNED, _SIGNED = (0x02, 0x07, 0x08), (0x05, 0x06)
 _SIGNED_CHAR, _UNSIGNED_CHAR = 0x06, 0x08
 _QUALIFIERS = {_CONST: "const", _VOLATILE: "volatile", _RESTRICT: "restrict"}
 _MAX_CHAIN = 32
+_ELSEWHERE = "another file has it: @NAME reads it"
 _TAGS = {_STRUCT: "struct", _UNION: "union", _ENUM: "enum"}
 _WORDS = (1, 2, 4, 8)
 
@@ -35,8 +38,23 @@ class _Type(NamedTuple):
     size: int
 
 
+class Scope(NamedTuple):
+    """What is meant at a place.
+
+    Attributes:
+        addr: as linked.
+        line: or 0: where it calls an inlined function, whose code may begin right there, its own
+            variables come before that one's.
+        inlined: likewise the function whose copy begins there, or "".
+    """
+
+    addr: int
+    line: int = 0
+    inlined: str = ""
+
+
 def read_variables(
-    dwarf: Dwarf, registers: Sequence[str], addr: int, line: int = 0, inlined: str = ""
+    dwarf: Dwarf, registers: Sequence[str], per_cpu: range, where: Scope
 ) -> list[Variable]:
     """Return the variables in scope at an address, the innermost first; of a name the first.
 
@@ -45,19 +63,17 @@ def read_variables(
     Args:
         dwarf: of the kernel.
         registers: pt_regs' names of the registers, in the order of their numbers in DWARF.
-        addr: as linked.
-        line: that is meant there, or 0: where it calls an inlined function, whose code may begin
-            right there, its own variables come before that one's.
-        inlined: likewise the function whose copy begins there, or "".
+        per_cpu: addresses of what each CPU has, as linked.
+        where: the place.
     """
-    at = function_at(dwarf, addr)
+    at = function_at(dwarf, where.addr)
     if at is None:
         return []
-    reader = LocationReader(dwarf, registers, at.die, at.addr)
+    reader = LocationReader(dwarf, registers, per_cpu, at.die, at.addr)
     found = dict[str, Variable]()
     scopes = _nested(dwarf, at.die, at.addr)
-    meant = next((each for each in scopes if dwarf.name(each) == inlined), scopes[0])
-    for scope in _innermost_first(dwarf, scopes, line, inlined):
+    meant = next((each for each in scopes if dwarf.name(each) == where.inlined), scopes[0])
+    for scope in _innermost_first(dwarf, scopes, where):
         for die in dwarf.children(scope):
             name = dwarf.name(die) if dwarf.tag(die) in (_PARAMETER, _VARIABLE) else ""
             if name and name not in found:
@@ -65,7 +81,35 @@ def read_variables(
     return list(found.values())
 
 
-def _innermost_first(dwarf: Dwarf, scopes: list[Die], line: int, inlined: str) -> list[Die]:
+def read_externs(
+    dwarf: Dwarf, registers: Sequence[str], per_cpu: range, addr: int
+) -> list[Variable]:
+    """Return the variables of the unit that an address is in.
+
+    Where those are that it only declares is not known.
+
+    Args:
+        dwarf: of the kernel.
+        registers: as for ``read_variables``.
+        per_cpu: likewise.
+        addr: as linked.
+    """
+    at = function_at(dwarf, addr)
+    if at is None:
+        return []
+    reader = LocationReader(dwarf, registers, per_cpu, at.die, at.addr)
+    found = dict[str, Variable]()
+    for die in dwarf.children(at.unit):
+        name = dwarf.name(die) if dwarf.tag(die) == _VARIABLE else ""
+        if name and (name not in found or found[name].location is None):
+            variable = _variable(reader, name, die, is_meant=False)
+            is_declared = not any(dwarf.locations(die, _AT_LOCATION))
+            found[name] = replace(variable, why=_ELSEWHERE) if is_declared else variable
+    return list(found.values())
+
+
+def _innermost_first(dwarf: Dwarf, scopes: list[Die], where: Scope) -> list[Die]:
+    line, inlined = where.line, where.inlined
     called = (n for n, each in enumerate(scopes) if line and dwarf.number(each, _AT_CALL) == line)
     own = next(called, len(scopes))
     if inlined:

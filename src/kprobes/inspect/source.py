@@ -90,8 +90,13 @@ def lines_of(guest: Guest, text: str) -> Lines:
     )
 
 
-def variables_at(guest: Guest, text: str) -> list[PlaceVariables]:
+def variables_at(guest: Guest, text: str, *, has_externs: bool = False) -> list[PlaceVariables]:
     """Return what is in scope at each place that a text means, as in a definition.
+
+    Args:
+        guest: whose kernel.
+        text: the place.
+        has_externs: whether what its whole file has is wanted, too.
 
     Raises:
         DefinitionError: there is no such place.
@@ -107,7 +112,10 @@ def variables_at(guest: Guest, text: str) -> list[PlaceVariables]:
     return [
         PlaceVariables(
             place=place_of(kernel.symbols, addr),
-            variables=tuple(source.variables(addr - kernel.slide & U64, found.line, found.inlined)),
+            variables=(
+                *source.variables(addr - kernel.slide & U64, found.line, found.inlined),
+                *(source.externs(addr - kernel.slide & U64) if has_externs else ()),
+            ),
         )
         for addr in found.addrs
     ]

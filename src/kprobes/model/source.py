@@ -52,6 +52,7 @@ class LocationKind(StrEnum):
     REGISTER = "register"
     MEMORY = "memory"
     STATIC = "static"
+    PER_CPU = "per-cpu"
     CONSTANT = "constant"
     ADDRESS = "address"
     COMPUTED = "computed"
@@ -63,8 +64,8 @@ class Location(Struct, frozen=True, kw_only=True):
     Attributes:
         register: of REGISTER, and the base of MEMORY, by its pt_regs name; "" where the base is
             the operand.
-        number: MEMORY's offset from the base, CONSTANT's value; of STATIC the address of its
-            memory, and ADDRESS's value, as linked.
+        number: MEMORY's offset from the base, CONSTANT's value; of STATIC and of PER_CPU, which
+            each CPU has, the address of its memory, and ADDRESS's value, as linked.
         operation: of COMPUTED, on its two operands.
     """
 
@@ -125,6 +126,10 @@ class SourceInfo(Protocol):
             first: of the lines that are meant.
             last: of them.
         """
+        ...
+
+    def externs(self, addr: int) -> Sequence[Variable]:
+        """Return the variables of an address's unit; those that it only declares are nowhere."""
         ...
 
     def variables(self, addr: int, line: int = 0, inlined: str = "") -> Sequence[Variable]:

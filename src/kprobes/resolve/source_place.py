@@ -79,7 +79,13 @@ def at_lines(definition: Definition, kernel: Kernel, source: SourceInfo) -> list
     ]
     args = with_all_named(definition, reads).args
     return [
-        with_variables(replace(each, args=args), kernel, addr, read)
+        with_variables(
+            replace(each, args=args),
+            kernel,
+            addr,
+            read,
+            partial(source.externs, addr - kernel.slide & U64),
+        )
         for each, addr, read in zip(moved, found.addrs, reads, strict=True)
     ]
 

@@ -99,7 +99,9 @@ def _by_name(variables: Sequence[Variable]) -> dict[str, Variable]:
     return found
 
 
-def with_variables(definition: Definition, kernel: Kernel, addr: int, read: Read) -> Definition:
+def with_variables(
+    definition: Definition, kernel: Kernel, addr: int, read: Read, read_externs: Read
+) -> Definition:
     """Return a definition that names no variables.
 
     Args:
@@ -107,6 +109,7 @@ def with_variables(definition: Definition, kernel: Kernel, addr: int, read: Read
         kernel: that it is for.
         addr: of the place.
         read: returns what is in scope there.
+        read_externs: returns what its whole file has.
 
     Raises:
         DefinitionError: there is no such variable, or it cannot be read there.
@@ -114,6 +117,14 @@ def with_variables(definition: Definition, kernel: Kernel, addr: int, read: Read
     if not _has_names(definition):
         return definition
     variables = _by_name(read())
+    leaves = (leaf_of(arg.fetch) for arg in definition.args)
+    for leaf in (each for each in leaves if isinstance(each, Parameter)):
+        if leaf.name not in variables:
+            found = _by_name(read_externs()).get(leaf.name)
+            if found is None:
+                hint = f"in scope there: {' '.join(sorted(variables)) or 'nothing'}"
+                raise _error(definition, hint, leaf.span)
+            variables[leaf.name] = found
     args = tuple(_fetched(definition, arg, variables, kernel, addr) for arg in definition.args)
     return replace(definition, args=args)
 
@@ -128,10 +139,7 @@ def _fetched(
     leaf = leaf_of(arg.fetch)
     if not isinstance(leaf, Parameter):
         return arg
-    variable = variables.get(leaf.name)
-    if variable is None:
-        hint = f"in scope there: {' '.join(sorted(variables)) or 'nothing'}"
-        raise _error(definition, hint, leaf.span)
+    variable = variables[leaf.name]
     location, spec = variable.location, arg.spec
     if location is None:
         raise _error(definition, _where(variable, kernel, addr), leaf.span)
@@ -171,15 +179,24 @@ def _value(location: Location, span: Span, kernel: Kernel) -> Fetch:
             base = _base(location, span, kernel)
             return Deref(base=base, offset=location.number, is_user=False, span=span)
         case LocationKind.STATIC:
-            return MemoryAt(addr=Addr(location.number + kernel.slide & U64), span=span)
+            return MemoryAt(addr=_loaded(location, kernel), span=span)
+        case LocationKind.PER_CPU:
+            memory = MemoryAt(addr=_loaded(location, kernel), span=span)
+            return PerCpu(base=memory, is_read=True, span=span)
         case LocationKind.CONSTANT:
             return Immediate(value=location.number & U64, span=span)
         case LocationKind.ADDRESS:
-            return Immediate(value=location.number + kernel.slide & U64, span=span)
+            return Immediate(value=_loaded(location, kernel), span=span)
         case LocationKind.COMPUTED:
             left, right = (_value(each, span, kernel) for each in location.operands)
             operation = location.operation or Operation.ADD
             return Computed(operation=operation, left=left, right=right, span=span)
+
+
+def _loaded(location: Location, kernel: Kernel) -> Addr:
+    # x86 before 6.15 links what each CPU has at 0, and moves it nowhere.
+    is_moved = location.number >> 63
+    return Addr(location.number + (kernel.slide if is_moved else 0) & U64)
 
 
 def _base(location: Location, span: Span, kernel: Kernel) -> Fetch:
@@ -192,7 +209,10 @@ def _address(location: Location, span: Span, kernel: Kernel) -> Fetch | None:
     # None of what is not in memory.
     match location.kind:
         case LocationKind.STATIC:
-            return Immediate(value=location.number + kernel.slide & U64, span=span)
+            return Immediate(value=_loaded(location, kernel), span=span)
+        case LocationKind.PER_CPU:
+            memory = MemoryAt(addr=_loaded(location, kernel), span=span)
+            return PerCpu(base=memory, is_read=False, span=span)
         case LocationKind.MEMORY:
             offset = Immediate(value=location.number & U64, span=span)
             base = _base(location, span, kernel)
@@ -229,19 +249,21 @@ def _text(fetch: Fetch) -> str | None:
             return f"@{addr:#x}"
         case Immediate(value=value):
             return f"\\{value}"
-        case Deref() | Cast() | Member():
+        case Deref() | Cast() | Member() | PerCpu():
             base = _text(fetch.base)
             return None if base is None else _of_base(fetch, base)
         case _:
             return None
 
 
-def _of_base(fetch: Deref | Cast | Member, base: str) -> str:
+def _of_base(fetch: Deref | Cast | Member | PerCpu, base: str) -> str:
     match fetch:
         case Deref(offset=offset, is_user=is_user):
             return f"{'-' if offset < 0 else '+'}{'u' if is_user else ''}{abs(offset)}({base})"
         case Cast(struct=struct):
             return f"({struct}){base}"
+        case PerCpu(is_read=is_read):
+            return f"this_cpu_{'read' if is_read else 'ptr'}({base})"
         case Member(steps=steps):
             return base + "".join(f"{'->' if step.is_arrow else '.'}{step.name}" for step in steps)
 
