@@ -9,7 +9,7 @@ import pytest
 from kprobes.dwarf.libdw import Dwarf
 from kprobes.dwarf.lines import read_function
 from kprobes.dwarf.source import DwarfSource, open_source
-from kprobes.errors import TargetError
+from kprobes.errors import FormatError, TargetError
 from kprobes.formats import elf
 from kprobes.model.source import Location, LocationKind, Variable
 from tests.build.objects import FOLDER
@@ -139,6 +139,24 @@ def test_clangs_static_variables_are_found() -> None:
     )
     # int counter = 5
     assert at[:4] == b"\5\0\0\0"
+
+
+def test_sections_are_found_and_damage_is_told(tmp_path: Path) -> None:
+    path = FOLDER / "lines-5.so"
+    dwarf = Dwarf(path)
+    addr = address(path, "looks")
+    text = dwarf.section(".text")
+    assert addr in text
+    # The last function ends it.
+    assert text.stop - addr < 400
+    assert (len(dwarf.section(".debug_info")), len(dwarf.section(".tex"))) == (0, 0)
+
+    data = bytearray(path.read_bytes())
+    data[62:64] = b"\xff\x00"
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(data)
+    with pytest.raises((FormatError, TargetError)):
+        open_source([damaged], "x86_64", "6.1.0", b"")
 
 
 def test_another_builds_debug_information_is_not_taken(path: Path) -> None:

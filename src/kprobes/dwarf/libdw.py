@@ -10,6 +10,7 @@ second; a reader in Python takes minutes.
 
 import ctypes
 import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import (
     POINTER,
@@ -200,12 +201,19 @@ class Dwarf:
         return ctypes.string_at(found, size) if size > 0 else b""
 
     def section(self, name: str) -> range:
-        """Return the addresses of a section that is loaded, as linked; none where there is none."""
-        header = HEADER.unpack(os.pread(self._file, HEADER.size, 0))
-        table, count, strings = header[6], header[12], header[13]
-        data = os.pread(self._file, count * SECTION.size, table)
-        sections = list(SECTION.iter_unpack(data))
-        names = os.pread(self._file, sections[strings][5], sections[strings][4])
+        """Return the addresses of a section that is loaded, as linked; none where there is none.
+
+        Raises:
+            FormatError: the file's table of sections is damaged.
+        """
+        try:
+            header: tuple[int, ...] = HEADER.unpack(os.pread(self._file, HEADER.size, 0))
+            table, count, strings = header[6], header[12], header[13]
+            data = os.pread(self._file, count * SECTION.size, table)
+            sections: list[tuple[int, ...]] = list(SECTION.iter_unpack(data))
+            names = os.pread(self._file, sections[strings][5], sections[strings][4])
+        except (IndexError, OSError, struct.error) as error:
+            raise FormatError(f"{self.path}: its sections are damaged: {error}") from error
         for at, _, flags, addr, _, size, *_ in sections:
             if flags & _ALLOCATED and names[at:].startswith(name.encode() + b"\0"):
                 return range(addr, addr + size)
