@@ -164,6 +164,16 @@ def test_without_debug_information_it_is_said_how_to_get_it(guest: Machine, tmp_
     assert b"give its vmlinux by --vmlinux" in done.stderr
 
 
+def test_a_file_is_enough_to_check(vmlinux: Path, tmp_path: Path) -> None:
+    probes = "p vfs_read:12 count", "p file_ppos $params"
+    with Command(tmp_path / "state") as command:
+        done = command("check", "--image", str(vmlinux), *probes)
+
+    assert done.returncode == 0, done.stderr.decode()
+    assert re.search(rb"p_vfs_read_L12 vfs_read\+\d+ count=%\w+:u64\n", done.stdout)
+    assert b"accepted for 4 functions, as for the first one\n" in done.stdout
+
+
 def test_lines_and_variables_are_listed(guest: Machine, vmlinux: Path, tmp_path: Path) -> None:
     target = ("-t", f"qemu:{guest.stub_address}", "--vmlinux", str(vmlinux))
     with Command(tmp_path / "state") as command:

@@ -1,6 +1,8 @@
 """Statements to verdicts: what would be armed, or why not and what would. Nothing is touched."""
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +17,7 @@ from kprobes.guest.kernel_abi import possible_cpus
 from kprobes.guest.places import Places, places_of, unchecked
 from kprobes.guest.returns import ReturnPlanner
 from kprobes.guest.text import Classified, text_of_image
+from kprobes.image.debug_info import candidates, fetched, is_own
 from kprobes.image.file import read_image
 from kprobes.lang.append import Definitions
 from kprobes.lang.lexer import lines_of
@@ -31,6 +34,7 @@ from kprobes.model.definition import (
 from kprobes.model.kernel import Kernel, Symbol
 from kprobes.model.plan import ReturnMethod, Returns, Site, Strategy
 from kprobes.model.resolved import Resolved
+from kprobes.model.source import SourceInfo
 from kprobes.plan import ftrace
 from kprobes.plan.cost import SITE_NS, predicted_ns, predicted_pause_s
 from kprobes.plan.strategy import Wish, check_alone
@@ -433,4 +437,13 @@ def checker_of_image(path: Path, terms: Terms = NO_TERMS) -> Checker:
     text = text_of_image(image)
     sites = ftrace.sites_in_image(image, text.kernel)
     places = Places(text, arch(text.kernel.arch), sites)
+    places.open_source = cache(partial(_open_source, path, text.kernel))
     return Checker(_ByPatching(places, terms), terms)
+
+
+def _open_source(path: Path, kernel: Kernel) -> SourceInfo:
+    from kprobes.dwarf.source import open_source
+
+    others = candidates(kernel.release, kernel.build_id, path)
+    paths = chain([path], filter(is_own, others), fetched(kernel.build_id))
+    return open_source(paths, kernel.arch, kernel.release, kernel.build_id)
