@@ -26,6 +26,7 @@ NAMES = (
     "python",
     "arming",
     "symbols",
+    "source",
     "burst",
     "decode",
     "recordings",
@@ -34,6 +35,7 @@ NAMES = (
 _HERE: Mapping[str, str] = {
     "decode": "it decodes rings that are made on this machine, whatever guest they would be of",
     "recordings": "it makes recordings on this machine, whatever guest they would be of",
+    "source": "it reads the file of amd64's kernel",
     "host": "its guest carries this machine's own Python and tools",
 }
 """Benchmarks that are no matter of a guest's architecture, and why; they run for the first one."""
