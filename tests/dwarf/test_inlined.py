@@ -128,6 +128,12 @@ def test_a_name_that_is_not_inlined_has_no_copies(source: DwarfSource) -> None:
     assert [source.inlined(name) for name in ("looks", "twic", "twice2", "")] == [[], [], [], []]
 
 
+def test_all_names_are_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inlined, "_ROOM", 1)
+
+    assert inlined.read_inlined_names(Dwarf(path)) == {"twice"}
+
+
 def test_more_copies_than_there_was_room_for_are_found(
     source: DwarfSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,9 @@ from ctypes import POINTER, Structure, c_char_p, c_uint64, c_void_p
 from itertools import groupby
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kprobes.dwarf.libdw import Die, Dwarf, LineRow
 from kprobes.dwarf.lines import gathered
 from kprobes.dwarf.rows import find_rows
@@ -32,6 +35,7 @@ class _Search(Structure):
         *((name, c_void_p) for name in _FUNCTIONS),
         ("wanted", c_char_p),
         ("found", POINTER(Die)),
+        ("names", c_void_p),
         ("room", c_uint64),
         ("count", c_uint64),
     )
@@ -86,15 +90,44 @@ def _copies(dwarf: Dwarf, name: str) -> Iterator[_Copy]:
                 yield _Copy(unit, die, addr, declared)
 
 
+def read_inlined_names(dwarf: Dwarf) -> frozenset[str]:
+    """Return the names of all functions that are inlined somewhere."""
+    found = set[str]()
+    for unit in dwarf.units():
+        room = _ROOM
+        while (count := _look(dwarf, unit, names=(names := np.empty(room, np.uint64)))) > room:
+            room = count
+        found |= {
+            ctypes.string_at(place).decode(errors="backslashreplace")
+            for place in np.unique(names[:count]).tolist()
+        }
+    return frozenset(found)
+
+
 def _in_unit(dwarf: Dwarf, unit: Die, name: str) -> Iterator[Die]:
-    find, room = function("inlined", "inlined_find", 2), _ROOM
-    while True:
-        found = (Die * room)()
-        libdw = dwarf.addresses(_FUNCTIONS)
-        search = _Search(**libdw, wanted=name.encode(), found=found, room=room)
-        find(ctypes.addressof(search), ctypes.addressof(unit))
-        if search.count <= room:
-            break
-        room = search.count
-    for number in range(search.count):
+    room = _ROOM
+    while (count := _look(dwarf, unit, name, found=(found := (Die * room)()))) > room:
+        room = count
+    for number in range(count):
         yield Die.from_buffer_copy(found[number])
+
+
+def _look(
+    dwarf: Dwarf,
+    unit: Die,
+    name: str | None = None,
+    *,
+    found: "ctypes.Array[Die] | None" = None,
+    names: NDArray[np.uint64] | None = None,
+) -> int:
+    # How many there are, which may be more than there is room for.
+    find, array = function("inlined", "inlined_find", 2), found if names is None else names
+    search = _Search(
+        **dwarf.addresses(_FUNCTIONS),
+        wanted=None if name is None else name.encode(),
+        found=found,
+        names=None if names is None else names.ctypes.data,
+        room=0 if array is None else len(array),
+    )
+    find(ctypes.addressof(search), ctypes.addressof(unit))
+    return int(search.count)

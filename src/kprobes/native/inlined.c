@@ -20,16 +20,17 @@ struct search {
 	i32 (*sibling)(struct die *, struct die *);
 	i32 (*tag)(struct die *);
 	const u8 *(*name)(struct die *);
-	/* The function's name. */
+	/* The function's name; NULL for all. */
 	const u8 *wanted;
-	/* Its copies, as many as there is room for; how many there are. */
+	/* Its copies, or the names of all, as many as there is room for; how many there are. */
 	struct die *found;
+	const u8 **names;
 	u64 room, count;
 };
 
 static INLINE bool is_same(const u8 *name, const u8 *wanted)
 {
-	for (; name && *name == *wanted; name++, wanted++)
+	for (; *name == *wanted; name++, wanted++)
 		if (!*name)
 			return true;
 	return false;
@@ -59,9 +60,12 @@ i64 inlined_find(struct search *search, struct die *unit)
 			continue;
 		}
 		i32 tag = search->tag(each);
-		if (tag == INLINED && is_same(search->name(each), search->wanted)) {
-			if (search->count < search->room)
+		const u8 *name = tag == INLINED ? search->name(each) : NULL;
+		if (name && (!search->wanted || is_same(name, search->wanted))) {
+			if (search->count < search->room && search->wanted)
 				copy(&search->found[search->count], each);
+			else if (search->count < search->room)
+				search->names[search->count] = name;
 			search->count++;
 		}
 		if ((tag == INLINED || tag == BLOCK || tag == FUNCTION) && at + 1 < DEPTH)
