@@ -95,7 +95,7 @@ def read_inlined_names(dwarf: Dwarf) -> frozenset[str]:
     found = set[str]()
     for unit in dwarf.units():
         room = _ROOM
-        while (count := _look(dwarf, unit, names=(names := np.empty(room, np.uint64)))) > room:
+        while (count := _search(dwarf, unit, names=(names := np.empty(room, np.uint64)))) > room:
             room = count
         found |= {
             ctypes.string_at(place).decode(errors="backslashreplace")
@@ -106,13 +106,13 @@ def read_inlined_names(dwarf: Dwarf) -> frozenset[str]:
 
 def _in_unit(dwarf: Dwarf, unit: Die, name: str) -> Iterator[Die]:
     room = _ROOM
-    while (count := _look(dwarf, unit, name, found=(found := (Die * room)()))) > room:
+    while (count := _search(dwarf, unit, name, found=(found := (Die * room)()))) > room:
         room = count
     for number in range(count):
         yield Die.from_buffer_copy(found[number])
 
 
-def _look(
+def _search(
     dwarf: Dwarf,
     unit: Die,
     name: str | None = None,
