@@ -162,6 +162,18 @@ def test_a_guest_that_boots_stands_at_the_beginning_of_its_initcalls() -> None:
     assert guest.looks == []
 
 
+def test_a_guest_runs_for_as_long_as_it_stood_to_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times, slept = iter([1.0, 1.7, 3.0, 3.001, 5.0]), list[float]()
+    clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: next(times))
+    monkeypatch.setattr(boot, "time", clock)
+
+    waited(Booting(TargetError("in firmware"), TargetError("in firmware"), RUNNING))
+
+    assert slept == pytest.approx([0.7, 0.005])
+
+
 def test_where_memory_for_code_comes_late_so_does_the_beginning() -> None:
     guest = Booting(SCHEDULING, SCHEDULING, has_late_execmem=True)
 

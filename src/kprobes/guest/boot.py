@@ -109,7 +109,7 @@ def await_boot(stub: Stub, inspect: Callable[[], Guest], check: Callable[[str], 
             stub.stands()
         if stub.is_running:
             stub.stop()
-        why, pause_s = "it has not booted", _LONG_POLL_S
+        why, pause_s, began = "it has not booted", _LONG_POLL_S, time.monotonic()
         try:
             guest = _inspected(stub, inspect, partial(check, why))
             if guest is not None:
@@ -120,7 +120,8 @@ def await_boot(stub: Stub, inspect: Callable[[], Guest], check: Callable[[str], 
             why, pause_s = str(error), _POLL_S
         stub.let_run()
         check(why)
-        time.sleep(pause_s)
+        # It stood meanwhile: on a busy machine it would never boot.
+        time.sleep(max(pause_s, time.monotonic() - began))
 
 
 def _inspected(stub: Stub, inspect: Callable[[], Guest], check: Callable[[], None]) -> Guest | None:
