@@ -8,6 +8,7 @@ import sys
 from typing import BinaryIO
 
 _ANSWERS = {
+    b"qSupported": b"PacketSize=4000",
     b"?": b"T05thread:01;",
     b"qC": b"QC1",
     b"qAttached": b"1",
@@ -48,7 +49,7 @@ def answer(registers: bytearray, packet: bytes) -> bytes:
         case b"H" | b"D":
             return b"OK"
         case _:
-            return _ANSWERS.get(packet, b"")
+            return _ANSWERS.get(packet.partition(b":")[0], b"")
 
 
 def main() -> None:

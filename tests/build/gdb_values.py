@@ -19,25 +19,31 @@ GENERAL = {
 _PC = {"amd64": "rip", "arm64": "pc"}
 _SCRIPT = """
 import gdb, json
-for command in ("pagination off", "confirm off", "print entry-values no"):
+for command in ("pagination off", "confirm off", "print entry-values no", "backtrace limit 64"):
     gdb.execute(f"set {command}")
 gdb.execute("target remote | STUB", to_string=True)
 NUMBERS = (gdb.TYPE_CODE_INT, gdb.TYPE_CODE_PTR, gdb.TYPE_CODE_ENUM, gdb.TYPE_CODE_BOOL)
 
 def number(symbol, frame):
+    type_ = symbol.type.strip_typedefs()
+    if type_.code not in NUMBERS:
+        # Nor read: it may be a table of a megabyte.
+        return None
     try:
         value = symbol.value(frame)
-        type_ = value.type.strip_typedefs()
-        if value.is_optimized_out or type_.code not in NUMBERS:
-            return None
-        return [int(value) % (1 << 8 * type_.sizeof), type_.sizeof]
+        is_there = not value.is_optimized_out
+        return [int(value) % (1 << 8 * type_.sizeof), type_.sizeof] if is_there else None
     except gdb.error:
         return None
 
 def variables():
     found, frame = {}, gdb.newest_frame()
     while True:
-        block = frame.block()
+        try:
+            block = frame.block()
+        except RuntimeError:
+            # Of assembly.
+            return found
         while block is not None:
             for symbol in block:
                 if (symbol.is_variable or symbol.is_argument) and symbol.name not in found:

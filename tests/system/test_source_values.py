@@ -20,7 +20,7 @@ from tests.build.locations import fetched
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
-PLACES = 500
+PLACES = 300
 OF_UNIT = 5
 NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
 KERNEL = 0xFFFF_8000_0000_0000
