@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError
 from kprobes.lang.listing import show
 from kprobes.model.definition import Cast, Computed, Deref, Fetch, Immediate, Member, Register
 from kprobes.model.source import Variable
+from kprobes.resolve.resolve import resolve
 from kprobes.resolve.source_place import at_lines
 from kprobes.resolve.source_variables import names_variables
 from kprobes.units import U64
@@ -141,6 +143,13 @@ def test_only_names_away_from_an_entry_need_debug_information() -> None:
     assert not names_variables(parsed("p vfs_read+4 %dx $stack0"))
     assert names_variables(parsed("p vfs_read+4 +8(count)"))
     assert names_variables(parsed("p vfs_read $vars"))
+
+
+@pytest.mark.parametrize("text", ["r vfs_read $vars", "r vfs_read $params", "f vfs_read $vars"])
+def test_where_nothing_is_where_it_was_at_the_entry_there_are_no_variables(text: str) -> None:
+    assert not names_variables(parsed(text))
+    with pytest.raises(DefinitionError, match="Invalid \\$-variable"):
+        resolve(parsed(text), KERNEL, X86_64, event_id=1, locate=lambda each: each.addr)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ from kprobes.model.definition import (
     Computed,
     Definition,
     Deref,
+    EventType,
     Fetch,
     FetchArg,
     Immediate,
+    Kind,
     Member,
     MemoryAt,
     Operation,
@@ -41,8 +43,10 @@ _SHOWN = 4
 def names_variables(definition: Definition) -> bool:
     """Whether a definition fetches something by a name where the kernel's types do not help.
 
-    They have the parameters of functions, at their entries.
+    They have the parameters of functions, at their entries. At a return nothing is where it was.
     """
+    if definition.kind is Kind.RETURN or definition.type is not EventType.KPROBE:
+        return False
     has_all = any(isinstance(arg.fetch, AllVariables) for arg in definition.args)
     return has_all or (bool(definition.place.offset) and _has_names(definition))
 
