@@ -10,7 +10,6 @@ second; a reader in Python takes minutes.
 
 import ctypes
 import os
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import (
     POINTER,
@@ -30,12 +29,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kprobes.errors import FormatError, UsageError
-from kprobes.formats.elf import HEADER, SECTION
+from kprobes.formats.elf import section_addresses
 from kprobes.units import signed
 
 _LIBRARY = "libdw.so.1"
-_ALLOCATED = 2
-"""SHF_ALLOC."""
 _AT_FILE, _OP_ADDR, _OP_ADDRX = 0x3A, 0x03, 0xA1
 _READ = 0
 """DWARF_C_READ."""
@@ -206,18 +203,7 @@ class Dwarf:
         Raises:
             FormatError: the file's table of sections is damaged.
         """
-        try:
-            header: tuple[int, ...] = HEADER.unpack(os.pread(self._file, HEADER.size, 0))
-            table, count, strings = header[6], header[12], header[13]
-            data = os.pread(self._file, count * SECTION.size, table)
-            sections: list[tuple[int, ...]] = list(SECTION.iter_unpack(data))
-            names = os.pread(self._file, sections[strings][5], sections[strings][4])
-        except (IndexError, OSError, struct.error) as error:
-            raise FormatError(f"{self.path}: its sections are damaged: {error}") from error
-        for at, _, flags, addr, _, size, *_ in sections:
-            if flags & _ALLOCATED and names[at:].startswith(name.encode() + b"\0"):
-                return range(addr, addr + size)
-        return range(0)
+        return section_addresses(lambda at, size: os.pread(self._file, size, at), name)
 
     def addresses(self, names: Mapping[str, str]) -> dict[str, int | None]:
         """Return where functions of libdw are.

@@ -112,6 +112,29 @@ def noted_build_id(read: Callable[[int, int], bytes]) -> bytes:
     return next((each for each in ids if each), b"")
 
 
+def section_addresses(read: Callable[[int, int], bytes], name: str) -> range:
+    """Return the addresses of a file's section that is loaded, as linked; none where there is none.
+
+    Args:
+        read: as for ``noted_build_id``; the names of all sections are read, and nothing in them.
+        name: of the section.
+
+    Raises:
+        FormatError: the table of sections is damaged.
+    """
+    try:
+        header = _unpacked(HEADER, read(0, HEADER.size), 0)
+        table, count, names = header[6], header[12], header[13]
+        data = read(table, count * SECTION.size)
+        found = [_unpacked(SECTION, data, SECTION.size * number) for number in range(count)]
+        strings = read(found[names][4], found[names][5])
+        loaded = (each for each in found if each[2] & _ALLOCATED)
+        wanted = next((each for each in loaded if _name(strings, each[0]) == name), None)
+    except (struct.error, IndexError, ValueError) as error:
+        raise FormatError(f"ELF: the section headers are damaged: {error}") from error
+    return range(0) if wanted is None else range(wanted[3], wanted[3] + wanted[5])
+
+
 def _segment(data: bytes, header: tuple[int, ...]) -> Segment:
     _, _, offset, vaddr, _, size, _, _ = header
     if offset + size > len(data):
@@ -152,6 +175,8 @@ SECTION = struct.Struct("<IIQQQQIIQQ")
 SYMBOL = struct.Struct("<IBBHQQ")
 RELA = struct.Struct("<QQq")
 _NOBITS = 8
+_ALLOCATED = 2
+"""SHF_ALLOC."""
 
 
 class Section(Struct, frozen=True, kw_only=True):

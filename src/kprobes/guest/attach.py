@@ -27,7 +27,7 @@ from kprobes.guest.journal import Entry, Journal, RamMap, at_work, process_start
 from kprobes.guest.kernel_abi import thread_size
 from kprobes.image.build import SymbolFiles
 from kprobes.image.cache import KernelCache, default_root
-from kprobes.image.debug_info import candidates, fetched, is_own, untold
+from kprobes.image.debug_info import own_files, untold
 from kprobes.image.file import (
     check_same_build,
     is_of_build,
@@ -218,8 +218,7 @@ def _own_files(
     release: str, build_id: bytes, host: ProcessPlace | None, tell: Callable[[str], None]
 ) -> Iterator[Path]:
     booted = None if host is None else booted_file(host.pid)
-    yield from filter(is_own, candidates(release, build_id, booted))
-    yield from filter(is_own, fetched(build_id, tell))
+    return own_files(release, build_id, booted, tell)
 
 
 def _with_image(kernel: Kernel, path: Path, tell: Callable[[str], None]) -> Kernel:

@@ -94,6 +94,21 @@ def candidates(release: str, build_id: bytes, booted: Path | None) -> Iterator[P
     yield Path("/lib/modules", release, "build", _NAME)
 
 
+def own_files(
+    release: str, build_id: bytes, booted: Path | None, tell: Callable[[str], None] = untold
+) -> Iterator[Path]:
+    """Yield the files that ``candidates`` and ``fetched`` do, of this user's or root's.
+
+    Args:
+        release: of the kernel.
+        build_id: its own.
+        booted: as for ``candidates``.
+        tell: as for ``fetched``.
+    """
+    yield from filter(is_own, candidates(release, build_id, booted))
+    yield from filter(is_own, fetched(build_id, tell))
+
+
 def fetched(build_id: bytes, tell: Callable[[str], None] = untold) -> Iterator[Path]:
     """Yield the file with a build's debug info that a server has, if any is named.
 

@@ -17,7 +17,7 @@ from kprobes.guest.kernel_abi import possible_cpus
 from kprobes.guest.places import Places, places_of, unchecked
 from kprobes.guest.returns import ReturnPlanner
 from kprobes.guest.text import Classified, text_of_image
-from kprobes.image.debug_info import candidates, fetched, is_own
+from kprobes.image.debug_info import own_files
 from kprobes.image.file import read_image
 from kprobes.lang.append import Definitions
 from kprobes.lang.lexer import lines_of
@@ -444,6 +444,5 @@ def checker_of_image(path: Path, terms: Terms = NO_TERMS) -> Checker:
 def _open_source(path: Path, kernel: Kernel) -> SourceInfo:
     from kprobes.dwarf.source import open_source
 
-    others = candidates(kernel.release, kernel.build_id, path)
-    paths = chain([path], filter(is_own, others), fetched(kernel.build_id))
-    return open_source(paths, kernel.arch, kernel.release, kernel.build_id)
+    own = own_files(kernel.release, kernel.build_id, path)
+    return open_source(chain([path], own), kernel.arch, kernel.release, kernel.build_id)
