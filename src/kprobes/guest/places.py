@@ -16,7 +16,7 @@ Which of several errors of a definition the kernel tells: the first that it come
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -263,7 +263,7 @@ class Places:
         if definition.place.line is not None:
             return self._at_lines(definition, self.open_source())
         helps = names_variables(definition) or is_inlined(definition, self.kernel)
-        if helps and (source := self._source_if_any()) is not None:
+        if helps and (source := self._source_if_any) is not None:
             return self._at_lines(definition, source)
         if not definition.place.is_glob:
             return [definition]
@@ -283,8 +283,10 @@ class Places:
             )
         return [at_function(definition, name) for name in sorted(unique.values())]
 
+    @cached_property
     def _source_if_any(self) -> SourceInfo | None:
-        # Without debug information the kernel's word counts: there is no such variable.
+        # Without debug information the kernel's word counts: there is no such variable. It is
+        # looked for once, whatever comes of that: there may be thousands of names.
         try:
             return self.open_source()
         except TargetError:
