@@ -22,15 +22,15 @@ def memory(addr: int, size: int) -> bytes:
     return bytes(at * 0x9E3779B97F4A7C15 >> 40 & 0xFF for at in range(addr, addr + size))
 
 
-def packets(stream: BinaryIO) -> list[bytes]:
-    """Return the next packet's payload; nothing at the end."""
+def next_packet(stream: BinaryIO) -> bytes | None:
+    """Return the next packet's payload, or None at the end."""
     while (char := stream.read(1)) not in (b"$", b""):
         pass
     payload = b""
     while char and (char := stream.read(1)) not in (b"#", b""):
         payload += char
     stream.read(2)
-    return [payload] if char else []
+    return payload if char else None
 
 
 def answer(registers: bytearray, packet: bytes) -> bytes:
@@ -55,8 +55,8 @@ def answer(registers: bytearray, packet: bytes) -> bytes:
 def main() -> None:
     """Serve gdb until it hangs up."""
     registers = bytearray(8 * int(sys.argv[1]))
-    while found := packets(sys.stdin.buffer):
-        text = answer(registers, found[0])
+    while (packet := next_packet(sys.stdin.buffer)) is not None:
+        text = answer(registers, packet)
         sys.stdout.buffer.write(b"+$%s#%02x" % (text, sum(text) & 0xFF))
         sys.stdout.buffer.flush()
 

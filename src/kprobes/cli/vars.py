@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("place", metavar="PLACE", help="where")
     parser.add_argument(
-        "--externs", action="store_true", help="those of the whole file, too, which has the place"
+        "--externs", action="store_true", help="the variables of the place's whole file, too"
     )
     options.add_guest(parser)
 

@@ -153,7 +153,6 @@ class LocationReader(NamedTuple):
         if op.atom in _CONSTANTS:
             return _number(op.atom - _LITERALS if op.atom >= _LITERALS else op.number)
         if op.atom == _ADDR:
-            # Where each CPU has it is not known yet, and memory's kind tells.
             return _Item(Location(kind=LocationKind.ADDRESS, number=op.number))
         if op.atom == _FBREG:
             return _made(Operation.ADD, self._frame_base(), _number(op.number))

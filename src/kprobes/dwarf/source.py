@@ -18,8 +18,8 @@ _REGISTERS = {
     ),
     "aarch64": (*(f"x{number}" for number in range(31)), "sp"),
 }
-_PER_CPU = ".data..percpu"
 """By their numbers in DWARF: the psABIs of System V for AMD64 and of Arm."""
+_PER_CPU = ".data..percpu"
 
 
 class DwarfSource:

@@ -13,7 +13,7 @@ struct die {
 	u64 addr, unit, abbrev, padding;
 };
 
-/* dwarf/libdw.py makes it. */
+/* dwarf/inlined.py makes it. */
 struct search {
 	/* libdw's dwarf_child, dwarf_siblingof, dwarf_tag, dwarf_diename. */
 	i32 (*child)(struct die *, struct die *);

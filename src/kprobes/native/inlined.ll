@@ -1,5 +1,5 @@
 ; Generated from inlined.c by `make runtime`.
-; 187576a5d352308ebe2c71ffd4a5fa4be987c8f2a4e8923ecc1a6fe2e2d06d73
+; 24baadcf6c5d8105e932213410292560fd5bdd4a9ffac3a3a2f5d0452390b9ad
 %struct.die = type { i64, i64, i64, i64 }
 define dso_local i64 @inlined_find(ptr %search, ptr %unit) #0 {
 entry:

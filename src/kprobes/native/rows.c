@@ -54,10 +54,10 @@ static INLINE bool is_same(const u8 *a, const u8 *b)
 	return a == b;
 }
 
-/* Find those of a unit at which a line's code begins; return whether it has such a file. */
+/* Find those of a unit at which a line's code begins. */
 i64 rows_find(struct rows *rows, void *unit)
 {
-	const u8 *source = NULL, *before = NULL, *known = NULL;
+	const u8 *before = NULL, *known = NULL;
 	bool is_known = false, is_ended = true, has = false;
 	i64 line_before = 0;
 	void *table;
@@ -68,7 +68,7 @@ i64 rows_find(struct rows *rows, void *unit)
 	for (u64 n = 0; n < count && !has; n++)
 		has = is_wanted(rows, rows->file(table, n, NULL, NULL));
 	if (!has || rows->lines(unit, &table, &count))
-		return has;
+		return 0;
 	for (u64 n = 0; n < count; n++) {
 		void *line = rows->line(table, n);
 		i32 number = 0;
@@ -77,7 +77,7 @@ i64 rows_find(struct rows *rows, void *unit)
 		rows->number(line, &number);
 		rows->begins(line, &begins);
 		rows->ends(line, &ends);
-		source = rows->source(line, NULL, NULL);
+		const u8 *source = rows->source(line, NULL, NULL);
 		if (source != known)
 			known = source, is_known = is_wanted(rows, source);
 		if (begins && number && !ends && is_known && number >= rows->first && number <= rows->last &&
@@ -92,5 +92,5 @@ i64 rows_find(struct rows *rows, void *unit)
 		}
 		before = source, line_before = number, is_ended = ends;
 	}
-	return 1;
+	return 0;
 }

@@ -120,15 +120,14 @@ def with_variables(
     """
     if not _has_names(definition):
         return definition
-    variables = _by_name(read())
+    own = _by_name(read())
     leaves = (leaf_of(arg.fetch) for arg in definition.args)
-    for leaf in (each for each in leaves if isinstance(each, Parameter)):
-        if leaf.name not in variables:
-            found = _by_name(read_externs()).get(leaf.name)
-            if found is None:
-                hint = f"in scope there: {' '.join(sorted(variables)) or 'nothing'}"
-                raise _error(definition, hint, leaf.span)
-            variables[leaf.name] = found
+    names = [each for each in leaves if isinstance(each, Parameter)]
+    is_all_own = all(each.name in own for each in names)
+    variables = own if is_all_own else _by_name(read_externs()) | own
+    for unknown in (each for each in names if each.name not in variables):
+        hint = f"in scope there: {' '.join(sorted(own)) or 'nothing'}"
+        raise _error(definition, hint, unknown.span)
     args = tuple(_fetched(definition, arg, variables, kernel, addr) for arg in definition.args)
     return replace(definition, args=args)
 
@@ -185,22 +184,25 @@ def _value(location: Location, span: Span, kernel: Kernel) -> Fetch:
         case LocationKind.STATIC:
             return MemoryAt(addr=_loaded(location, kernel), span=span)
         case LocationKind.PER_CPU:
-            memory = MemoryAt(addr=_loaded(location, kernel), span=span)
-            return PerCpu(base=memory, is_read=True, span=span)
+            return _of_this_cpu(location, span, kernel, is_read=True)
         case LocationKind.CONSTANT:
             return Immediate(value=location.number & U64, span=span)
         case LocationKind.ADDRESS:
             return Immediate(value=_loaded(location, kernel), span=span)
         case LocationKind.COMPUTED:
             left, right = (_value(each, span, kernel) for each in location.operands)
-            operation = location.operation or Operation.ADD
-            return Computed(operation=operation, left=left, right=right, span=span)
+            return Computed(operation=location.operation, left=left, right=right, span=span)
 
 
 def _loaded(location: Location, kernel: Kernel) -> Addr:
     # x86 before 6.15 links what each CPU has at 0, and moves it nowhere.
     is_moved = location.number >> 63
     return Addr(location.number + (kernel.slide if is_moved else 0) & U64)
+
+
+def _of_this_cpu(location: Location, span: Span, kernel: Kernel, *, is_read: bool) -> PerCpu:
+    memory = MemoryAt(addr=_loaded(location, kernel), span=span)
+    return PerCpu(base=memory, is_read=is_read, span=span)
 
 
 def _base(location: Location, span: Span, kernel: Kernel) -> Fetch:
@@ -215,8 +217,7 @@ def _address(location: Location, span: Span, kernel: Kernel) -> Fetch | None:
         case LocationKind.STATIC:
             return Immediate(value=_loaded(location, kernel), span=span)
         case LocationKind.PER_CPU:
-            memory = MemoryAt(addr=_loaded(location, kernel), span=span)
-            return PerCpu(base=memory, is_read=False, span=span)
+            return _of_this_cpu(location, span, kernel, is_read=False)
         case LocationKind.MEMORY:
             offset = Immediate(value=location.number & U64, span=span)
             base = _base(location, span, kernel)
