@@ -1,7 +1,8 @@
 """``kprobe vars``: how they are shown; on guests in ``tests/system/test_source.py``."""
 
-from kprobes.cli.vars import as_json, as_text
+from kprobes.cli.vars import as_json, as_text, where
 from kprobes.inspect.source import PlaceVariables
+from kprobes.model.definition import Operation
 from kprobes.model.source import Location, LocationKind, Variable
 from tests.build.json_lines import objects
 
@@ -34,6 +35,24 @@ def test_each_is_where_the_kernels_language_has_it() -> None:
         "  mask   int      \\32",
         "  ret    ssize_t  - (it is optimised out)",
     ]
+
+
+def test_what_is_computed_is_shown_as_c_has_it() -> None:
+    register = Location(kind=LocationKind.REGISTER, register="sp")
+    offset = Location(kind=LocationKind.CONSTANT, number=-4)
+    made = Location(
+        kind=LocationKind.COMPUTED, operation=Operation.SUB, operands=(register, offset)
+    )
+    through = Location(kind=LocationKind.MEMORY, number=16, operands=(made,))
+    locations = {
+        "(%sp - \\-4)": made,
+        "+0x10((%sp - \\-4))": through,
+        "this_cpu_read(@0x7000) as linked": Location(kind=LocationKind.PER_CPU, number=0x7000),
+        "0x7000 as linked": Location(kind=LocationKind.ADDRESS, number=0x7000),
+    }
+
+    for text, location in locations.items():
+        assert where(Variable(name="it", type="int", location=location)) == text
 
 
 def test_json_has_an_object_for_each() -> None:

@@ -181,7 +181,10 @@ def test_lines_and_variables_are_listed(guest: Machine, vmlinux: Path, tmp_path:
         of_file = command("lines", *target, "fs/read_write.c:460-463").stdout.decode()
         inlined = command("lines", *target, "file_ppos").stdout.decode()
         variables = command("vars", *target, "vfs_read:12").stdout.decode()
+        of_all = command("vars", *target, "schedule:9", "--externs").stdout.decode()
 
+    assert re.search(r"^  runqueues +struct rq +this_cpu_read\(@0x\w+\)", of_all, re.MULTILINE)
+    assert "runqueues" not in variables
     assert inlined.startswith("file_ppos at fs/read_write.c:597\n")
     assert re.search(r"^ +\d  .*ksys_read\+0x\w+/0x\w+, ksys_write", inlined, re.MULTILINE)
     assert lines.startswith("vfs_read at fs/read_write.c:450\n")
