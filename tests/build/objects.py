@@ -1,4 +1,4 @@
-"""Objects of tests/build/objects/entries.c and source.c, as gcc 12 and clang 19 make them.
+"""Objects of the sources in tests/build/objects, as gcc 12 and clang 19 make them.
 
 They are kept as they are, so that who reads them needs no compiler; `python -m tests.build.objects`
 makes them anew where all are installed, gcc for arm64 among them.
@@ -10,6 +10,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "objects"
 SOURCE = FOLDER / "entries.c"
 LINES = FOLDER / "source.c"
+MODULE = FOLDER / "module.c"
 _GCC = "gcc -O2 -fcf-protection=none"
 _CLANG = "clang-19 -O2 --target=x86_64-linux-gnu"
 _ARM64 = "clang-19 -O2 --target=aarch64-linux-gnu"
@@ -48,17 +49,26 @@ WITH_LINES: dict[str, str] = {
     ),
 }
 """Likewise, of source.c, with debug information."""
+_NO_TABLES = "-fno-asynchronous-unwind-tables -fno-unwind-tables"
+_PARTS = f"-O2 -g -ffreestanding {_NO_TABLES} -fno-pic -r -nostdlib"
+_BUILD_ID = "-Wl,--build-id=0x0102030405060708"
+MODULES: dict[str, str] = {
+    "module.ko": f"gcc {_PARTS} -mcmodel=kernel -fcf-protection=none {_BUILD_ID}",
+    "module-arm64.ko": f"aarch64-linux-gnu-gcc {_PARTS} {_BUILD_ID}",
+}
+"""Likewise, of module.c, as modules are."""
 
 
 def make(name: str, folder: Path) -> Path:
     """Compile one into a folder; return where it is."""
     path = folder / name
-    source = SOURCE if name in COMMANDS else LINES
-    command = [*(COMMANDS | WITH_LINES)[name].split(), source.name, "-o", str(path)]
+    known = {SOURCE: COMMANDS, LINES: WITH_LINES, MODULE: MODULES}
+    ((source, command),) = ((each, of[name]) for each, of in known.items() if name in of)
+    command = [*command.split(), source.name, "-o", str(path)]
     subprocess.run(command, check=True, cwd=FOLDER)
     return path
 
 
 if __name__ == "__main__":
-    for each in (*COMMANDS, *WITH_LINES):
+    for each in (*COMMANDS, *WITH_LINES, *MODULES):
         make(each, FOLDER)

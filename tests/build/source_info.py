@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from msgspec import Struct
-from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.listing import show
@@ -15,7 +14,6 @@ from kprobes.model.source import Location, LocationKind, SourceFunction, SourceL
 from kprobes.resolve.source_place import at_lines
 from tests.build.kernel import TEXT, make_kernel, symbol
 
-SLIDE = 0x1000
 STATIC = 0xFFFFFFFF82000000
 U32 = TypeWord(base="u32", size=4)
 PLACES = {
@@ -92,7 +90,7 @@ VARIABLES = (
         "gone",
         location=None,
         why="it is optimised out",
-        ranges=((TEXT - SLIDE + 0x10, TEXT - SLIDE + 0x18),),
+        ranges=((TEXT + 0x10, TEXT + 0x18),),
     ),
 )
 
@@ -117,11 +115,11 @@ class FakeSource(Struct, frozen=True):
     """Implements ``model.source.SourceInfo``: vfs_read begins in line 450."""
 
     lines: Sequence[SourceLine] = (
-        SourceLine(file="fs/read_write.c", line=456, addrs=(TEXT - SLIDE + 0x10,)),
+        SourceLine(file="fs/read_write.c", line=456, addrs=(TEXT + 0x10,)),
         SourceLine(
             file="fs/read_write.c",
             line=461,
-            addrs=(TEXT - SLIDE + 0x20, TEXT - SLIDE + 0x48),
+            addrs=(TEXT + 0x20, TEXT + 0x48),
         ),
     )
     copies: Sequence[tuple[str, SourceFunction]] = (
@@ -130,15 +128,15 @@ class FakeSource(Struct, frozen=True):
             SourceFunction(
                 file="include/linux/file.h",
                 line=450,
-                copies=(TEXT - SLIDE + 8, TEXT - SLIDE + 0x44),
+                copies=(TEXT + 8, TEXT + 0x44),
             ),
         ),
-        ("twice", SourceFunction(file="a.h", line=5, copies=(TEXT - SLIDE + 8,))),
-        ("twice", SourceFunction(file="b.h", line=5, copies=(TEXT - SLIDE + 0x44,))),
+        ("twice", SourceFunction(file="a.h", line=5, copies=(TEXT + 8,))),
+        ("twice", SourceFunction(file="b.h", line=5, copies=(TEXT + 0x44,))),
     )
 
     def function(self, addr: int) -> SourceFunction | None:
-        if addr != TEXT - SLIDE:
+        if addr != TEXT:
             return None
         return SourceFunction(file="fs/read_write.c", line=450, lines=tuple(self.lines))
 
@@ -155,19 +153,19 @@ class FakeSource(Struct, frozen=True):
         return self.lines
 
     def externs(self, addr: int) -> Sequence[Variable]:
-        assert TEXT - SLIDE <= addr < TEXT
+        assert TEXT <= addr < TEXT + 0x80
         return EXTERNS
 
     def variables(self, addr: int, line: int = 0, inlined: str = "") -> Sequence[Variable]:
         assert inlined in ("", "fdget", "twice")
         assert line in (0, 450, 456, 461)
-        assert TEXT - SLIDE <= addr < TEXT
+        assert TEXT <= addr < TEXT + 0x80
         return VARIABLES
 
 
 AT = "p:kprobes/a vfs_read+16"
 NAMES = [symbol("vfs_read", TEXT), symbol("vfs_write", TEXT + 0x40), symbol("untold", TEXT + 0x80)]
-KERNEL = replace(make_kernel(NAMES), slide=SLIDE)
+KERNEL = make_kernel(NAMES)
 
 
 def parsed(text: str) -> Definition:

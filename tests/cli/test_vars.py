@@ -31,7 +31,7 @@ def test_each_is_where_the_kernels_language_has_it() -> None:
         "vfs_read+0x8/0x40",
         "  count  int      %dx",
         "  flags  int      -0x8(%sp)",
-        "  limit  int      @0x7000 as linked",
+        "  limit  int      @0x7000",
         "  mask   int      \\32",
         "  ret    ssize_t  - (it is optimised out)",
     ]
@@ -47,8 +47,8 @@ def test_what_is_computed_is_shown_as_c_has_it() -> None:
     locations = {
         "(%sp - \\-4)": made,
         "+0x10((%sp - \\-4))": through,
-        "this_cpu_read(@0x7000) as linked": Location(kind=LocationKind.PER_CPU, number=0x7000),
-        "0x7000 as linked": Location(kind=LocationKind.ADDRESS, number=0x7000),
+        "this_cpu_read(@0x7000)": Location(kind=LocationKind.PER_CPU, number=0x7000),
+        "0x7000": Location(kind=LocationKind.ADDRESS, number=0x7000),
     }
 
     for text, location in locations.items():

@@ -87,7 +87,10 @@ class FakeDwarf:
 
     def has(self, die: Tree, addr: int) -> bool:
         assert addr == 0x1000
-        return bool(die.inside)
+        return bool(die.inside) and die.name != "later"
+
+    def entry(self, die: Tree) -> int:
+        return 0x1000 if die.inside else 0x2000
 
     def tag(self, die: Tree) -> int:
         return die.tag
@@ -122,6 +125,19 @@ def test_of_two_that_begin_together_the_one_that_is_meant_comes_first(
     assert [
         each.name for each in read_variables(dwarf, (), range(0), Scope(0x1000, 0, inlined))
     ] == first
+
+
+@pytest.mark.parametrize(("inlined", "first"), [("later", "b"), ("", "a"), ("deep", "d")])
+def test_a_copy_may_begin_before_its_first_own_instruction(inlined: str, first: str) -> None:
+    deep = Tree(0x1D, "deep", (Tree(0x05, "d"),))
+    later = Tree(0x1D, "later", (Tree(0x05, "b"), deep))
+    block = Tree(0x0B, "", (Tree(0x34, "a"),))
+    own = (later,) if inlined == "deep" else (block, later)
+    dwarf = cast("Dwarf", FakeDwarf(Tree(0x2E, "looks", (Tree(0x05, "c"), *own))))
+
+    found = read_variables(dwarf, (), range(0), Scope(0x1000, 0, inlined))
+
+    assert found[0].name == first
 
 
 def test_a_name_that_is_not_inlined_has_no_copies(source: DwarfSource) -> None:

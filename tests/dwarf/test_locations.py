@@ -17,6 +17,8 @@ from tests.build.operations import operate
 REGISTERS = ("ax", "dx", "cx", "bx", "si", "di", "bp", "sp")
 _CFA, _VALUE, _FBREG = 0x9C, 0x9F, 0x91
 _SHIFTS = {0x24: Operation.SHL, 0x25: Operation.LSHR, 0x26: Operation.ASHR}
+UNKNOWN = 0x6666
+"""An address in a section that may be anywhere."""
 _OTHERS = {
     0x1A: Operation.AND,
     0x1C: Operation.SUB,
@@ -55,6 +57,9 @@ class FakeDwarf:
     def location(self, _: Die, attribute: int, addr: int) -> list[Op]:
         assert (attribute, addr) == (0x40, 0x1000)
         return list(self.base)
+
+    def is_loaded(self, addr: int) -> bool:
+        return addr != UNKNOWN
 
     def frame(self, addr: int) -> list[Op]:
         assert addr == 0x1000
@@ -183,6 +188,7 @@ def test_a_frame_base_may_be_a_register() -> None:
     ("ops", "why"),
     [
         ([], "it is optimised out"),
+        ([Op(0x03, UNKNOWN)], "where its section was loaded is not known"),
         ([Op(0x55), Op(0x93, 8), Op(0x54), Op(0x93, 8)], "it is in several places at once"),
         ([Op(0xA3, 1), Op(_VALUE)], "only its value at the function's entry is known"),
         ([Op(0xA0, 1)], "it points to what is optimised out"),

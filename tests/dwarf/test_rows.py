@@ -39,16 +39,16 @@ def test_they_are_those_that_python_finds(path: Path, file: str, first: int, las
 
     assert found == expected(path, file, first, last)
     assert bool(found) == (is_same_file("objects/source.c", file) and first <= last)
-    assert list(find_rows_of(path, dwarf.unit_offsets(), file, first, last)) == found
+    assert list(find_rows_of(dwarf, dwarf.unit_offsets(), file, first, last)) == found
 
 
 def test_more_than_there_was_room_for_are_found(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "_ROOM", 2)
-    offsets = Dwarf(path).unit_offsets()
+    dwarf = Dwarf(path)
 
-    found = list(find_rows_of(path, offsets, "source.c", 1, 99))
+    found = list(find_rows_of(dwarf, dwarf.unit_offsets(), "source.c", 1, 99))
 
     assert len(found) > 10
     assert found == expected(path, "source.c", 1, 99)

@@ -159,6 +159,29 @@ def test_sections_are_found_and_damage_is_told(tmp_path: Path) -> None:
         open_source([damaged], "x86_64", "6.1.0", b"")
 
 
+def test_addresses_are_moved_and_nothing_else() -> None:
+    high, slide = 0xFFFF_FFFF_8200_0000, 0x1000
+    kinds = (LocationKind.STATIC, LocationKind.PER_CPU, LocationKind.ADDRESS)
+    for kind in kinds:
+        assert Location(kind=kind, number=high).moved(slide).number == high + slide
+    # x86 before 6.15 links what each CPU has at 0.
+    per_cpu = Location(kind=LocationKind.PER_CPU, number=0x3100)
+    constant = Location(kind=LocationKind.CONSTANT, number=-1)
+    assert (per_cpu.moved(slide), constant.moved(slide)) == (per_cpu, constant)
+    static = Location(kind=LocationKind.ADDRESS, number=high)
+    memory = Location(kind=LocationKind.MEMORY, number=-8, operands=(static,))
+    total = Location(kind=LocationKind.COMPUTED, operands=(memory, constant))
+
+    variable = Variable(name="a", type="int", location=total, ranges=((high, high + 4),))
+    moved = variable.moved(slide)
+
+    assert moved.location is not None
+    assert moved.location.operands[0].number == -8
+    assert moved.location.operands[0].operands[0].number == high + slide
+    assert moved.location.operands[1] == constant
+    assert moved.ranges == ((high + slide, high + slide + 4),)
+
+
 def test_another_builds_debug_information_is_not_taken(path: Path) -> None:
     with pytest.raises(TargetError, match=r"build 0102: give its vmlinux by --vmlinux"):
         open_source([path], "x86_64", "6.1.0", b"\x01\x02")

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.image.debug_info import btf_of, candidates, fetched, is_own, types_root
+from kprobes.image import debug_info
+from kprobes.image.debug_info import (
+    btf_of,
+    candidates,
+    fetched,
+    is_own,
+    module_candidates,
+    types_root,
+)
 
 _PAHOLE = """#!/bin/sh
 echo made >> {log}
@@ -79,6 +87,30 @@ def test_a_tree_that_a_kernel_was_built_in_comes_first() -> None:
         Path("/usr/lib/debug/lib/modules/6.1.0/vmlinux"),
         Path("/lib/modules/6.1.0/build/vmlinux"),
     ]
+
+
+def test_a_module_is_where_its_kernel_was_built_or_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, debug = tmp_path / "linux", tmp_path / "debug"
+    (tree / "arch/x86/boot").mkdir(parents=True)
+    (tree / "modules.order").write_text("kernel/fs/fat/fat.ko\nsound/snd-pcm.o\nsound/snd.o\n")
+    installed = debug / "lib/modules/6.1.0/kernel/sound"
+    installed.mkdir(parents=True)
+    for name in ("snd-pcm.ko.debug", "snd-pcm.ko", "snd.ko", "snd_pcm.txt"):
+        (installed / name).touch()
+    monkeypatch.setattr(debug_info, "_DEBUG", debug)
+
+    def found(name: str) -> list[Path]:
+        beside = [tree / "arch/x86/boot/bzImage"]
+        return list(module_candidates(name, "6.1.0", [b"\x12\x34"], beside))
+
+    own = debug / ".build-id/12/34.debug"
+    pcm = [installed / "snd-pcm.ko", installed / "snd-pcm.ko.debug"]
+    assert found("fat") == [tree / "fs/fat/fat.ko", own]
+    assert sorted(found("snd_pcm")) == sorted([tree / "sound/snd-pcm.ko", own, *pcm])
+    assert found("snd_pcm")[0] == tree / "sound/snd-pcm.ko"
+    assert list(module_candidates("snd", "../6.1.0", [], [])) == []
 
 
 _CLIENT = """#!/bin/sh

@@ -1,13 +1,12 @@
 """Places in the source, by debug information that the test makes up."""
 
 import pytest
-from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError
 from kprobes.lang.listing import show
-from kprobes.resolve.source_place import at_lines, is_inlined
+from kprobes.resolve.source_place import at_lines, is_inlined, module_of
 from tests.build.kernel import TEXT, make_kernel, symbol
-from tests.build.source_info import KERNEL, NAMES, SLIDE, FakeSource, parsed, refusal, shown
+from tests.build.source_info import KERNEL, NAMES, FakeSource, parsed, refusal, shown
 
 
 def test_a_line_is_every_place_that_it_has() -> None:
@@ -21,7 +20,7 @@ def test_a_line_is_every_place_that_it_has() -> None:
 
 def test_of_several_functions_of_a_name_that_of_a_file_is_meant() -> None:
     twins = [symbol("vfs_read", TEXT + 0x40), *NAMES]
-    kernel = replace(make_kernel(twins), slide=SLIDE)
+    kernel = make_kernel(twins)
 
     def listed(text: str) -> list[str]:
         return [show(each) for each in at_lines(parsed(text), kernel, FakeSource())]
@@ -30,6 +29,45 @@ def test_of_several_functions_of_a_name_that_of_a_file_is_meant() -> None:
     assert listed("p:e vfs_read@fs/read_write.c") == [f"p:kprobes/e {TEXT:#018x}"]
     assert listed("p:e vfs_read@read_write.c:6") == [f"p:kprobes/e {TEXT + 16:#018x}"]
     assert "no lines of vfs_read in mm/slab.c" in str(refusal("p vfs_read@mm/slab.c:6"))
+
+
+def test_a_modules_places_are_named_with_it() -> None:
+    own = [symbol("vfs_read", TEXT, module="fat"), symbol("vfs_write", TEXT + 0x40, module="fat")]
+    other = [symbol("vfs_read", TEXT + 0x1000), symbol("init_module", TEXT + 0x90, module="fat")]
+    kernel = make_kernel([*other, *own])
+
+    def listed(text: str) -> list[str]:
+        definition = parsed(text)
+        assert module_of(definition, kernel) == "fat"
+        return [show(each) for each in at_lines(definition, kernel, FakeSource())]
+
+    assert listed("p:e fat:read_write.c:456") == [f"p:kprobes/e {TEXT + 16:#018x}"]
+    assert listed("p:e fat:vfs_read:6 count") == [f"p:kprobes/e {TEXT + 16:#018x} count=%dx:u32"]
+    assert listed("p:e fat:vfs_read@read_write.c:6") == [f"p:kprobes/e {TEXT + 16:#018x}"]
+    assert listed("p:e fat:fdget@file.h") == [
+        f"p:kprobes/e {TEXT + 8:#018x}",
+        "p:kprobes/e vfs_write+4",
+    ]
+    assert is_inlined(parsed("p fat:fdget"), kernel)
+    assert not is_inlined(parsed("p fat:vfs_read"), kernel)
+    assert not is_inlined(parsed("p other:fdget"), kernel)
+
+
+@pytest.mark.parametrize(
+    ("text", "module"),
+    [
+        ("p vfs_read:6", ""),
+        ("p read_write.c:6", ""),
+        ("p nosuch", ""),
+        ("p fat_get", "fat"),
+        ("p fat_get:6", "fat"),
+        ("p other:nosuch.c:6", "other"),
+    ],
+)
+def test_a_function_says_which_debug_information_is_needed(text: str, module: str) -> None:
+    kernel = make_kernel([*NAMES, symbol("fat_get", TEXT + 0x1000, module="fat")])
+
+    assert module_of(parsed(text), kernel) == module
 
 
 def test_the_functions_own_line_is_its_entry() -> None:

@@ -14,12 +14,12 @@ from kprobes.resolve.source_place import at_lines
 from kprobes.resolve.source_variables import names_variables
 from kprobes.units import U64
 from tests.build.kernel import TEXT
-from tests.build.source_info import AT, KERNEL, SLIDE, FakeSource, parsed, refusal, shown
+from tests.build.source_info import AT, KERNEL, FakeSource, parsed, refusal, shown
 
 
 def test_variables_are_the_registers_and_the_memory_that_they_live_in() -> None:
     assert shown("p:a vfs_read:6 count flags mask limit") == [
-        f"{AT} count=%dx:u32 flags=-8(%sp):u32 mask=\\{U64}:u32 limit=@0xffffffff82001000:u32"
+        f"{AT} count=%dx:u32 flags=-8(%sp):u32 mask=\\{U64}:u32 limit=@0xffffffff82000000:u32"
     ]
     assert shown("p:a vfs_read+0x10 count:x8 n=flags") == [
         "p:kprobes/a vfs_read+16 count=%dx:x8 n=-8(%sp):u32"
@@ -54,7 +54,7 @@ def test_members_of_a_struct_are_walked_from_where_it_is() -> None:
     assert isinstance(found.base.base, Computed)
     assert _shape(found.base.base) == ("+", "sp", 32)
     assert shown("p:a vfs_read:6 m=table.f_mode:x32") == [
-        f"{AT} m=(file)\\18446744071595626496->f_mode:x32"
+        f"{AT} m=(file)\\18446744071595622400->f_mode:x32"
     ]
 
 
@@ -66,7 +66,7 @@ def test_what_is_computed_is_fetched_as_it_is_made() -> None:
     assert isinstance(member, Member)
     assert isinstance(member.base, Cast)
     assert _shape(member.base.base) == ("+", "dx", 16)
-    assert shown("p:a vfs_read:6 here:x64") == [f"{AT} here=\\18446744071595626496:x64"]
+    assert shown("p:a vfs_read:6 here:x64") == [f"{AT} here=\\18446744071595622400:x64"]
 
 
 def _shape(fetch: Fetch) -> object:
@@ -84,9 +84,9 @@ def _shape(fetch: Fetch) -> object:
 
 
 def test_what_the_whole_file_has_is_read_where_no_other_has_the_name() -> None:
-    per_cpu = "mine=this_cpu_read(@0x3100):u32 its=this_cpu_read(@0xffffffff82001200):u32"
+    per_cpu = "mine=this_cpu_read(@0x3100):u32 its=this_cpu_read(@0xffffffff82000200):u32"
     assert shown("p:a vfs_read:6 total count mine its") == [
-        f"{AT} total=@0xffffffff82001100:u32 count=%dx:u32 {per_cpu}"
+        f"{AT} total=@0xffffffff82000100:u32 count=%dx:u32 {per_cpu}"
     ]
     assert shown("p:a vfs_read:6 m=queue.f_mode:x32") == [
         f"{AT} m=(file)this_cpu_ptr(@0x3200)->f_mode:x32"
@@ -106,7 +106,7 @@ def test_arrows_are_for_pointers_and_dots_for_structs(text: str) -> None:
 
 
 def test_all_variables_are_those_that_can_be_read_and_are_numbers() -> None:
-    names = f"count=%dx:u32 flags=-8(%sp):u32 mask=\\{U64}:u32 limit=@0xffffffff82001000:u32"
+    names = f"count=%dx:u32 flags=-8(%sp):u32 mask=\\{U64}:u32 limit=@0xffffffff82000000:u32"
     pointers = "file=%di:x64 name=%si:x64"
     assert shown("p:a vfs_read+16 $params") == [f"{AT} count=%dx:u32 file=%di:x64"]
     (everything,) = shown("p:a vfs_read:6 $vars")
@@ -119,7 +119,7 @@ def test_all_variables_of_many_places_are_those_that_are_at_each() -> None:
     class Source(FakeSource, frozen=True):
         def variables(self, addr: int, line: int = 0, inlined: str = "") -> Sequence[Variable]:
             found = super().variables(addr, line, inlined)
-            return found if addr == TEXT - SLIDE + 8 else found[1:3]
+            return found if addr == TEXT + 8 else found[1:3]
 
     found = at_lines(parsed("p:i fdget $vars"), KERNEL, Source())
 

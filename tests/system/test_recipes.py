@@ -6,6 +6,7 @@ runs as its user would run it, and so does the one that is a test.
 
 import builtins
 import lzma
+import os
 import subprocess
 import sys
 from collections.abc import Generator
@@ -107,6 +108,10 @@ def test_a_user_runs_a_program(recipe: Recipe, words: list[str], tmp_path: Path)
     file.write_text(recipe.program)
 
     command = [sys.executable, *words, file]
-    ran = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path)
+    # Who runs these tests may have options of pytest's there.
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    ran = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=tmp_path, env=env
+    )
 
     assert recipe.matches(ran.stdout), ran.stdout + ran.stderr

@@ -175,6 +175,13 @@ def add_kernel_files(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the System.map or vmlinux of a guest's kernel that has no symbols itself",
     )
+    parser.add_argument(
+        "--module",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="NAME.ko of one of its modules, with debug information; can be given again",
+    )
 
 
 def add_guest(parser: argparse.ArgumentParser) -> None:
@@ -390,6 +397,7 @@ _VARIABLE = "KPROBES_TARGET"
 _GUESTS: Mapping[str, tuple[object, str]] = {
     "vmlinux": (None, "--vmlinux"),
     "symbols": (None, "--symbols"),
+    "module": (None, "--module"),
     "python": (None, "--python"),
     "arm": (None, "--arm"),
     "tgid": (None, "--tgid"),

@@ -103,7 +103,7 @@ def _asked(args: argparse.Namespace) -> tuple[Path | None, str]:
             raise UsageError("with a target there is no FILE: name one function, or a pattern")
         raise UsageError(f"no such file: {words[0]}")
     if path is not None:
-        names = ("vmlinux", "symbols", *options.BOOT_OPTIONS)
+        names = ("vmlinux", "symbols", "module", *options.BOOT_OPTIONS)
         given = [name for name in names if getattr(args, name) is not None]
         if given:
             raise UsageError(f"--{given[0]} is for a guest; with a FILE there is none")

@@ -17,6 +17,9 @@ from kprobes.transport.connect import parse_target
 from kprobes.transport.qemu_command import MachineOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     # The engine for guests takes a third of a second to import, and the host's does without.
     from kprobes.guest.arena import ArenaSize
     from kprobes.guest.attach import Access
@@ -256,10 +259,19 @@ def access_of(
     return Access(
         image=getattr(args, "vmlinux", None),
         symbols=getattr(args, "symbols", None),
+        modules=_module_files(args),
         clock=getattr(args, "clock", None),
         tell=progress,
         wait=wait,
     )
+
+
+def _module_files(args: argparse.Namespace) -> "Sequence[Path]":
+    files: Sequence[Path] = getattr(args, "module", None) or ()
+    for each in files:
+        if not each.is_file():
+            raise UsageError(f"--module {each}: there is no such file")
+    return files
 
 
 def _session(

@@ -75,13 +75,13 @@ def _where(location: "Location") -> str:
             base = "".join(map(_where, location.operands)) or f"%{location.register}"
             return f"{location.number:+#x}({base})"
         case LocationKind.STATIC:
-            return f"@{location.number:#x} as linked"
+            return f"@{location.number:#x}"
         case LocationKind.PER_CPU:
-            return f"this_cpu_read(@{location.number:#x}) as linked"
+            return f"this_cpu_read(@{location.number:#x})"
         case LocationKind.CONSTANT:
             return f"\\{location.number}"
         case LocationKind.ADDRESS:
-            return f"{location.number:#x} as linked"
+            return f"{location.number:#x}"
         case LocationKind.COMPUTED:
             left, right = map(_where, location.operands)
             return f"({left} {location.operation.sign} {right})"

@@ -124,7 +124,7 @@ def _check_options(args: argparse.Namespace) -> None:
     check_command(args)
     if args.image is None:
         return
-    names = ("target", "vmlinux", "symbols", "arm", *options.BOOT_OPTIONS)
+    names = ("target", "vmlinux", "symbols", "module", "arm", *options.BOOT_OPTIONS)
     given = [name for name in names if getattr(args, name) is not None]
     if given:
         raise UsageError(f"--{given[0]} is for a guest; with --image there is none")

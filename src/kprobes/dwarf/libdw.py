@@ -3,15 +3,19 @@
     typedef struct { void *addr; Dwarf_CU *cu; Dwarf_Abbrev *abbrev; long padding; } Dwarf_Die;
     typedef struct { unsigned code, form; unsigned char *valp; Dwarf_CU *cu; } Dwarf_Attribute;
     typedef struct { uint8_t atom; Dwarf_Word number, number2, offset; } Dwarf_Op;
+    typedef struct { int (*find_elf)(...); int (*find_debuginfo)(...);
+                     int (*section_address)(..., const char *name, ..., Dwarf_Addr *addr);
+                     char **debuginfo_path; } Dwfl_Callbacks;
 
-Written down in elfutils/libdw.h. It finds a function among a kernel's 600 MB in a tenth of a
-second; a reader in Python takes minutes.
+Written down in elfutils/libdw.h and libdwfl.h. It finds a function among a kernel's 600 MB in a
+tenth of a second; a reader in Python takes minutes.
 """
 
 import ctypes
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import (
+    CFUNCTYPE,
     POINTER,
     Structure,
     byref,
@@ -25,6 +29,7 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,6 +84,33 @@ class LineRow(NamedTuple):
     line: int
     is_statement: bool
     is_end: bool
+
+
+_UNPLACED = (1 << 64) - 1
+_FindElf = CFUNCTYPE(c_int, c_void_p, c_void_p, c_char_p, c_uint64, c_void_p, c_void_p)
+_FindDebugInfo = CFUNCTYPE(
+    c_int, c_void_p, c_void_p, c_char_p, c_uint64, c_char_p, c_char_p, c_uint, c_void_p
+)
+_SectionAddress = CFUNCTYPE(
+    c_int,
+    c_void_p,
+    c_void_p,
+    c_char_p,
+    c_uint64,
+    c_char_p,
+    c_uint,
+    c_void_p,
+    POINTER(c_uint64),
+)
+
+
+class _Callbacks(Structure):
+    _fields_ = (
+        ("find_elf", _FindElf),
+        ("find_debuginfo", _FindDebugInfo),
+        ("section_address", _SectionAddress),
+        ("debuginfo_path", c_void_p),
+    )
 
 
 _die, _ops, _size = POINTER(Die), POINTER(POINTER(_Op)), POINTER(c_size_t)
@@ -141,6 +173,12 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "dwarf_getcfi_elf": (c_void_p, (c_void_p,)),
     "dwarf_cfi_addrframe": (c_int, (c_void_p, c_uint64, POINTER(c_void_p))),
     "dwarf_frame_cfa": (c_int, (c_void_p, _ops, _size)),
+    "dwfl_begin": (c_void_p, (POINTER(_Callbacks),)),
+    "dwfl_end": (None, (c_void_p,)),
+    "dwfl_report_begin": (None, (c_void_p,)),
+    "dwfl_report_module": (c_void_p, (c_void_p, c_char_p, c_uint64, c_uint64)),
+    "dwfl_report_end": (c_int, (c_void_p, c_void_p, c_void_p)),
+    "dwfl_module_getdwarf": (c_void_p, (c_void_p, POINTER(c_uint64))),
 }
 
 
@@ -162,15 +200,19 @@ class Dwarf:
 
     Attributes:
         path: of the file.
+        sections: where an object's sections were loaded, by name, those that are known; None of a
+            linked file.
 
     Raises:
         UsageError: libdw is not there.
         FormatError: the file has none.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sections: Mapping[str, range] | None = None) -> None:
         self.path = path
+        self.sections = sections
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._relocated: _Relocated | None = None
         try:
             self._lib = _load()
         except UsageError:
@@ -178,16 +220,31 @@ class Dwarf:
             raise
         self._libc = ctypes.CDLL(None)
         self._libc.free.argtypes = (c_void_p,)
-        self._dwarf = self._lib.dwarf_begin(self._file, _READ)
+        if sections is None:
+            self._dwarf = self._lib.dwarf_begin(self._file, _READ)
+        else:
+            self._relocated = _Relocated(self._lib, self._file, sections)
+            self._dwarf = self._relocated.dwarf
         self._cfi: Sequence[Any] | None = None
         if not self._dwarf:
-            os.close(self._file)
+            self.close()
             raise FormatError(f"{path}: no debug information (DWARF)")
 
     def close(self) -> None:
         """Let go of it; whatever came of it is gone then."""
-        self._lib.dwarf_end(self._dwarf)
+        if self._relocated is not None:
+            self._relocated.close()
+        elif self._dwarf:
+            self._lib.dwarf_end(self._dwarf)
         os.close(self._file)
+
+    def reopened(self) -> "Dwarf":
+        """Return the same file's, opened once more."""
+        return Dwarf(self.path, self.sections)
+
+    def is_loaded(self, addr: int) -> bool:
+        """Whether it is known what is at an address; of an object only in its known sections."""
+        return self.sections is None or any(addr in each for each in self.sections.values())
 
     @property
     def build_id(self) -> bytes:
@@ -203,6 +260,8 @@ class Dwarf:
         Raises:
             FormatError: the file's table of sections is damaged.
         """
+        if self.sections is not None:
+            return self.sections.get(name, range(0))
         return section_addresses(lambda at, size: os.pread(self._file, size, at), name)
 
     def addresses(self, names: Mapping[str, str]) -> dict[str, int | None]:
@@ -372,11 +431,10 @@ class Dwarf:
         """Return how the frame of the function at an address is found (its CFA), or None."""
         lib = self._lib
         if self._cfi is None:
-            # .debug_frame, which kernels have, and .eh_frame.
-            found = (
-                lib.dwarf_getcfi(self._dwarf),
-                lib.dwarf_getcfi_elf(lib.dwarf_getelf(self._dwarf)),
-            )
+            # .debug_frame, which kernels have, and .eh_frame, of which an object's is as linked.
+            found = [lib.dwarf_getcfi(self._dwarf)]
+            if self._relocated is None:
+                found.append(lib.dwarf_getcfi_elf(lib.dwarf_getelf(self._dwarf)))
             self._cfi = [each for each in found if each]
         frame, ops, count = c_void_p(), POINTER(_Op)(), c_size_t()
         for cfi in self._cfi:
@@ -405,6 +463,34 @@ class Dwarf:
         if not self._lib.dwarf_attr_integrate(byref(die), attribute, byref(found)):
             return None
         return found
+
+
+class _Relocated:
+    # libdwfl's, which has an object's debug information relocated to where its sections are.
+    def __init__(self, lib: Any, file: int, sections: Mapping[str, range]) -> None:
+        self._lib = lib
+        # As long as they may be called.
+        self._callbacks = _Callbacks(
+            find_elf=_FindElf(lambda *_: os.dup(file)),
+            find_debuginfo=_FindDebugInfo(lambda *_: -1),
+            section_address=_SectionAddress(partial(_section_address, sections)),
+        )
+        self._dwfl = lib.dwfl_begin(byref(self._callbacks))
+        lib.dwfl_report_begin(self._dwfl)
+        module = lib.dwfl_report_module(self._dwfl, b"module", 0, _UNPLACED)
+        lib.dwfl_report_end(self._dwfl, None, None)
+        self.dwarf = lib.dwfl_module_getdwarf(module, byref(c_uint64()))
+
+    def close(self) -> None:
+        self._lib.dwfl_end(self._dwfl)
+
+
+def _section_address(sections: Mapping[str, range], *arguments: Any) -> int:
+    # What is not loaded, or nobody knows where, becomes 0.
+    *_, name, _, _, addr = arguments
+    place = sections.get(name.decode(errors="backslashreplace"))
+    addr[0] = _UNPLACED if place is None else place.start
+    return 0
 
 
 def _copy(die: Die) -> Die:

@@ -69,11 +69,11 @@ def read_file(dwarf: Dwarf, file: str, first: int, last: int) -> list[SourceLine
         last: of them.
     """
     # With a file of its own, so that not all that is looked at stays in memory.
-    with closing(Dwarf(dwarf.path)) as whole:
+    with closing(dwarf.reopened()) as whole:
         offsets = whole.unit_offsets()
         units = ((offset, whole.die(offset)) for offset in offsets)
         named = [at for at, unit in units if unit and is_same_file(whole.name(unit), file)]
-    return gathered(find_rows_of(dwarf.path, named or offsets, file, first, last))
+    return gathered(find_rows_of(dwarf, named or offsets, file, first, last))
 
 
 def beginnings(rows: Sequence[LineRow]) -> list[LineRow]:

@@ -153,6 +153,8 @@ class LocationReader(NamedTuple):
         if op.atom in _CONSTANTS:
             return _number(op.atom - _LITERALS if op.atom >= _LITERALS else op.number)
         if op.atom == _ADDR:
+            if not self.dwarf.is_loaded(op.number):
+                raise _Unreadable("where its section was loaded is not known")
             return _Item(Location(kind=LocationKind.ADDRESS, number=op.number))
         if op.atom == _FBREG:
             return _made(Operation.ADD, self._frame_base(), _number(op.number))

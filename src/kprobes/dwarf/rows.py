@@ -4,7 +4,6 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from ctypes import POINTER, Structure, c_char_p, c_int64, c_uint64, c_void_p
-from pathlib import Path
 
 from kprobes.dwarf.libdw import Die, Dwarf, LineRow
 from kprobes.native.library import function
@@ -76,19 +75,19 @@ def find_rows(dwarf: Dwarf, unit: Die, file: str, first: int, last: int) -> Iter
 
 
 def find_rows_of(
-    path: Path, offsets: Sequence[int], file: str, first: int, last: int
+    dwarf: Dwarf, offsets: Sequence[int], file: str, first: int, last: int
 ) -> Iterator[LineRow]:
     """Return those of many units, as ``find_rows`` does of one.
 
     Args:
-        path: of the kernel.
+        dwarf: of the kernel.
         offsets: of the units' entries.
         file: the end of the lines' file's path.
         first: of the lines that are meant.
         last: of them.
     """
     for start in range(0, len(offsets), _PART):
-        with closing(Dwarf(path)) as part:
+        with closing(dwarf.reopened()) as part:
             for unit in map(part.die, offsets[start : start + _PART]):
                 if unit is not None:
                     yield from find_rows(part, unit, file, first, last)

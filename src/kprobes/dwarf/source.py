@@ -1,8 +1,10 @@
-"""A kernel's debug information, found by its build id. Implements ``model.source.SourceInfo``."""
+"""Debug information of a kernel, or of a module. Implements ``model.source.SourceInfo``."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from kprobes.dwarf.inlined import read_copies, read_copy_lines, read_inlined_names
 from kprobes.dwarf.libdw import Dwarf
@@ -10,6 +12,7 @@ from kprobes.dwarf.lines import read_file, read_function
 from kprobes.dwarf.variables import Scope, read_externs, read_variables
 from kprobes.errors import FormatError, TargetError
 from kprobes.model.source import SourceFunction, SourceLine, Variable
+from kprobes.units import U64
 
 _REGISTERS = {
     "x86_64": (
@@ -23,14 +26,16 @@ _PER_CPU = ".data..percpu"
 
 
 class DwarfSource:
-    """What one file says; addresses are as linked.
+    """What one file says.
 
     Args:
         dwarf: of the file.
         arch: the registry's name of its architecture.
+        slide: how far what runs is from where that was linked.
     """
 
-    def __init__(self, dwarf: Dwarf, arch: str) -> None:
+    def __init__(self, dwarf: Dwarf, arch: str, slide: int = 0) -> None:
+        self._slide = slide
         self._dwarf = dwarf
         self._registers = _REGISTERS[arch]
         self._per_cpu = dwarf.section(_PER_CPU)
@@ -39,7 +44,8 @@ class DwarfSource:
 
     def function(self, addr: int) -> SourceFunction | None:
         """Return the function at an address, or None where nothing is known of it."""
-        return read_function(self._dwarf, addr)
+        found = read_function(self._dwarf, self._linked(addr))
+        return None if found is None else replace(found, lines=tuple(self._lines(found.lines)))
 
     def file_lines(self, file: str, first: int, last: int) -> Sequence[SourceLine]:
         """Return the lines of a file that have code.
@@ -49,7 +55,7 @@ class DwarfSource:
             first: of the lines that are meant.
             last: of them.
         """
-        return read_file(self._dwarf, file, first, last)
+        return self._lines(read_file(self._dwarf, file, first, last))
 
     def inlined(self, name: str) -> Sequence[SourceFunction]:
         """Return the functions of a name that are inlined, each without its lines."""
@@ -57,15 +63,19 @@ class DwarfSource:
         self._asked += 1
         if self._asked > 1 and name not in self._names():
             return []
-        return read_copies(self._dwarf, name)
+        found = read_copies(self._dwarf, name)
+        loaded = (replace(each, copies=self._loaded(each.copies)) for each in found)
+        return [each for each in loaded if each.copies]
 
     def inlined_lines(self, name: str, function: SourceFunction) -> Sequence[SourceLine]:
         """Return the lines of a function that ``inlined`` has returned."""
-        return read_copy_lines(self._dwarf, name, (function.file, function.line))
+        return self._lines(read_copy_lines(self._dwarf, name, (function.file, function.line)))
 
     def externs(self, addr: int) -> Sequence[Variable]:
         """Return the variables of an address's unit; those that it only declares are nowhere."""
-        return read_externs(self._dwarf, self._registers, self._per_cpu, addr)
+        linked = self._linked(addr)
+        found = read_externs(self._dwarf, self._registers, self._per_cpu, linked)
+        return [each.moved(self._slide) for each in found]
 
     def variables(self, addr: int, line: int = 0, inlined: str = "") -> Sequence[Variable]:
         """Return what is in scope at an address; of a name the first, which is that of the line.
@@ -77,11 +87,25 @@ class DwarfSource:
             line: that is meant.
             inlined: the function whose copy is meant, if that begins there, or "".
         """
-        where = Scope(addr=addr, line=line, inlined=inlined)
-        return read_variables(self._dwarf, self._registers, self._per_cpu, where)
+        where = Scope(addr=self._linked(addr), line=line, inlined=inlined)
+        found = read_variables(self._dwarf, self._registers, self._per_cpu, where)
+        return [each.moved(self._slide) for each in found]
+
+    def _linked(self, addr: int) -> int:
+        return addr - self._slide & U64
+
+    def _lines(self, lines: Iterable[SourceLine]) -> list[SourceLine]:
+        found = (replace(line, addrs=self._loaded(line.addrs)) for line in lines)
+        return [line for line in found if line.addrs]
+
+    def _loaded(self, addrs: Iterable[int]) -> tuple[int, ...]:
+        # What a module has for its beginning only is there no more.
+        return tuple(addr + self._slide & U64 for addr in addrs if self._dwarf.is_loaded(addr))
 
 
-def open_source(paths: Iterable[Path], arch: str, release: str, build_id: bytes) -> DwarfSource:
+def open_source(
+    paths: Iterable[Path], arch: str, release: str, build_id: bytes, slide: int = 0
+) -> DwarfSource:
     """Return the debug information of a kernel's build, from the first file that has it.
 
     Args:
@@ -89,6 +113,7 @@ def open_source(paths: Iterable[Path], arch: str, release: str, build_id: bytes)
         arch: the registry's name of its architecture.
         release: of the kernel.
         build_id: its own; b"" takes the first file with any.
+        slide: how far the kernel is from where it was linked.
 
     Raises:
         TargetError: there is none; says how to get it.
@@ -100,7 +125,7 @@ def open_source(paths: Iterable[Path], arch: str, release: str, build_id: bytes)
         except (FormatError, OSError):
             continue
         if build_id in (b"", dwarf.build_id):
-            return DwarfSource(dwarf, arch)
+            return DwarfSource(dwarf, arch, slide)
         dwarf.close()
     raise TargetError(
         f"lines and variables need the debug information of kernel {release}, build "

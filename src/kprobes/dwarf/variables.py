@@ -5,12 +5,13 @@ so and where else the variable can be read.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from kprobes.dwarf.libdw import Die, Dwarf
-from kprobes.dwarf.lines import function_at
+from kprobes.dwarf.lines import FunctionAt, function_at
 from kprobes.dwarf.locations import LocationReader
 from kprobes.model.definition import TypeWord
 from kprobes.model.source import Location, LocationKind, Variable
@@ -71,7 +72,7 @@ def read_variables(
         return []
     reader = LocationReader(dwarf, registers, per_cpu, at.die, at.addr)
     found = dict[str, Variable]()
-    scopes = _nested(dwarf, at.die, at.addr)
+    scopes = _nested(dwarf, at, where.inlined)
     meant = next((each for each in scopes if dwarf.name(each) == where.inlined), scopes[0])
     for scope in _innermost_first(dwarf, scopes, where):
         for die in dwarf.children(scope):
@@ -118,16 +119,24 @@ def _innermost_first(dwarf: Dwarf, scopes: list[Die], where: Scope) -> list[Die]
     return [*reversed(scopes[:own]), *reversed(scopes[own:])]
 
 
-def _nested(dwarf: Dwarf, function: Die, addr: int) -> list[Die]:
+def _nested(dwarf: Dwarf, at: FunctionAt, inlined: str) -> list[Die]:
     # Also what an inlined function is in: its code is among that of its caller.
-    found = [function]
+    found = [at.die]
     while len(found) < _MAX_CHAIN:
-        inner = (die for die in dwarf.children(found[-1]) if dwarf.tag(die) in _BLOCKS)
-        inside = next((die for die in inner if dwarf.has(die, addr)), None)
+        inner = [die for die in dwarf.children(found[-1]) if dwarf.tag(die) in _BLOCKS]
+        inside = _inside(dwarf, inner, at.addr, inlined)
         if inside is None:
             break
         found.append(inside)
     return found
+
+
+def _inside(dwarf: Dwarf, inner: Sequence[Die], addr: int, inlined: str) -> Die | None:
+    # To gcc a copy may begin before an instruction that is not among its own (location views).
+    begin = [die for die in inner if inlined and dwarf.entry(die) == addr]
+    meant = (die for die in begin if dwarf.name(die) == inlined)
+    around = (die for die in inner if dwarf.has(die, addr))
+    return next(chain(meant, around, begin), None)
 
 
 def _variable(reader: LocationReader, name: str, die: Die, *, is_meant: bool) -> Variable:

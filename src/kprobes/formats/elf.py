@@ -14,7 +14,8 @@ library that could takes 50, of a guest's first armed probe.
 
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 from msgspec import Struct
@@ -101,15 +102,25 @@ def noted_build_id(read: Callable[[int, int], bytes]) -> bytes:
     head = read(0, HEADER.size)
     if not head.startswith(MAGIC) or len(head) < HEADER.size:
         return b""
-    _, _, _, _, _, table, _, _, _, size, count, *_ = HEADER.unpack_from(head)
-    if size != _PROGRAM.size or count > _MAX_SEGMENTS:
-        return b""
-    headers = read(table, size * count)
-    found = (_PROGRAM.unpack_from(headers, at) for at in range(0, len(headers) - size + 1, size))
-    places = ((each[2], each[5]) for each in found if each[0] == _PT_NOTE)
-    notes = ((read(at, size), size) for at, size in places if size <= _MAX_NOTE)
+    notes = ((read(at, size), size) for at, size in _note_places(read, head) if size <= _MAX_NOTE)
     ids = (build_id(note) for note, size in notes if len(note) == size)
     return next((each for each in ids if each), b"")
+
+
+def _note_places(read: Callable[[int, int], bytes], head: bytes) -> list[tuple[int, int]]:
+    # Offset and size in the file; an object has them in sections.
+    _, kind, _, _, _, table, _, _, _, size, count, *_ = HEADER.unpack_from(head)
+    if kind == _ET_REL:
+        try:
+            headers, _ = _section_headers(read)
+        except (struct.error, IndexError):
+            return []
+        return [(each[4], each[5]) for each in headers if each[1] == _SHT_NOTE]
+    if size != _PROGRAM.size or count > _MAX_SEGMENTS:
+        return []
+    data = read(table, size * count)
+    found = (_PROGRAM.unpack_from(data, at) for at in range(0, len(data) - size + 1, size))
+    return [(each[2], each[5]) for each in found if each[0] == _PT_NOTE]
 
 
 def section_addresses(read: Callable[[int, int], bytes], name: str) -> range:
@@ -123,16 +134,79 @@ def section_addresses(read: Callable[[int, int], bytes], name: str) -> range:
         FormatError: the table of sections is damaged.
     """
     try:
-        header = _unpacked(HEADER, read(0, HEADER.size), 0)
-        table, count, names = header[6], header[12], header[13]
-        data = read(table, count * SECTION.size)
-        found = [_unpacked(SECTION, data, SECTION.size * number) for number in range(count)]
-        strings = read(found[names][4], found[names][5])
+        found, strings = _section_headers(read)
         loaded = (each for each in found if each[2] & _ALLOCATED)
         wanted = next((each for each in loaded if _name(strings, each[0]) == name), None)
     except (struct.error, IndexError, ValueError) as error:
         raise FormatError(f"ELF: the section headers are damaged: {error}") from error
     return range(0) if wanted is None else range(wanted[3], wanted[3] + wanted[5])
+
+
+def _section_headers(read: Callable[[int, int], bytes]) -> tuple[list[tuple[int, ...]], bytes]:
+    # And their names.
+    header = _unpacked(HEADER, read(0, HEADER.size), 0)
+    table, count, names = header[6], header[12], header[13]
+    data = read(table, count * SECTION.size)
+    found = [_unpacked(SECTION, data, SECTION.size * number) for number in range(count)]
+    return found, read(found[names][4], found[names][5])
+
+
+class LoadedSection(Struct, frozen=True, kw_only=True):
+    """A section of an object that is loaded.
+
+    Attributes:
+        name: of it.
+        size: bytes.
+        symbols: offsets in it by the names that the file has once.
+    """
+
+    name: str
+    size: int
+    symbols: Mapping[str, int]
+
+
+def loaded_sections(read: Callable[[int, int], bytes]) -> list[LoadedSection]:
+    """Return what of an object is loaded; none of what is no object.
+
+    Args:
+        read: as for ``noted_build_id``; only names and symbols are read.
+
+    Raises:
+        FormatError: its sections or symbols are damaged.
+    """
+    try:
+        if not (start := read(0, HEADER.size)).startswith(MAGIC):
+            return []
+        headers, strings = _section_headers(read)
+        is_object = _unpacked(HEADER, start, 0)[1] == _ET_REL
+        table = next((each for each in headers if each[1] == _SHT_SYMTAB), None)
+        symbols = {} if table is None else _symbols_of(read, table, headers[table[6]])
+        return [
+            LoadedSection(
+                name=_name(strings, each[0]), size=each[5], symbols=symbols.get(number, {})
+            )
+            for number, each in enumerate(headers)
+            if is_object and each[2] & _ALLOCATED
+        ]
+    except (struct.error, IndexError, ValueError) as error:
+        raise FormatError(f"ELF: the sections or symbols are damaged: {error}") from error
+
+
+def _symbols_of(
+    read: Callable[[int, int], bytes], table: tuple[int, ...], names: tuple[int, ...]
+) -> dict[int, dict[str, int]]:
+    # By the number of their section.
+    strings, seen = read(names[4], names[5]), Counter[str]()
+    found: dict[int, dict[str, int]] = {}
+    for at, _, _, section, value, _ in SYMBOL.iter_unpack(read(table[4], table[5])):
+        if at and section:
+            name = _name(strings, at)
+            seen[name] += 1
+            found.setdefault(section, {})[name] = value
+    return {
+        section: {name: value for name, value in each.items() if seen[name] == 1}
+        for section, each in found.items()
+    }
 
 
 def _segment(data: bytes, header: tuple[int, ...]) -> Segment:
@@ -174,7 +248,8 @@ def build_id_notes(data: bytes) -> Iterator[tuple[int, bytes]]:
 SECTION = struct.Struct("<IIQQQQIIQQ")
 SYMBOL = struct.Struct("<IBBHQQ")
 RELA = struct.Struct("<QQq")
-_NOBITS = 8
+_SHT_SYMTAB, _SHT_NOTE, _NOBITS = 2, 7, 8
+_ET_REL = 1
 _ALLOCATED = 2
 """SHF_ALLOC."""
 

@@ -8,8 +8,7 @@ where its page table is; that is enough to read the kernel, and nothing can be w
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial
-from itertools import chain
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -25,6 +24,7 @@ from kprobes.guest.boot import await_boot, read_init_text
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.journal import Entry, Journal, RamMap, at_work, process_start
 from kprobes.guest.kernel_abi import thread_size
+from kprobes.guest.source_files import KernelFiles, SourceFiles
 from kprobes.image.build import SymbolFiles
 from kprobes.image.cache import KernelCache, default_root
 from kprobes.image.debug_info import own_files, untold
@@ -39,7 +39,6 @@ from kprobes.image.file import (
 from kprobes.image.find import Registers, find_spaces, read_kernel
 from kprobes.image.task_members import task_members
 from kprobes.model.kernel import Kernel
-from kprobes.model.source import SourceInfo
 from kprobes.transport.connect import connect, parse_target
 from kprobes.transport.find_ram import RAM_BACKENDS, open_ram
 from kprobes.transport.ram import GuestRam, ProcessPlace, ProcessRam, ProcessRun
@@ -57,6 +56,7 @@ class Access(Struct, frozen=True, kw_only=True):
         image: the vmlinux or boot image of its kernel, or None. Another build is refused. It
             gives the types that a kernel built without them lacks.
         symbols: the System.map or vmlinux of a kernel that has no symbols itself, or None.
+        modules: files of its modules with their debug information.
         clock: of time stamps, by the kernel's name: local, global, mono, mono_raw, boot, tai, perf,
             x86-tsc; None for that of the kernel's own trace.
         tell: is given words for people when something will take long.
@@ -67,6 +67,7 @@ class Access(Struct, frozen=True, kw_only=True):
     backends: Sequence[str] = RAM_BACKENDS
     image: Path | None = None
     symbols: Path | None = None
+    modules: Sequence[Path] = ()
     clock: str | None = None
     tell: Callable[[str], None] = untold
     wait: Callable[[str], None] | None = None
@@ -158,16 +159,19 @@ def _read_guest(stub: Stub, ram: GuestRam, access: Access, let_run: Callable[[],
         task_size=machine.paging.task_size(found.tables),
         tables=found.tables,
         host=ram.host,
-        open_source=cache(partial(_open_source, kernel, ram.host, access)),
+        open_source=_source_files(kernel, memory, ram.host, access).open,
     )
 
 
-def _open_source(kernel: Kernel, host: ProcessPlace | None, access: Access) -> SourceInfo:
-    from kprobes.dwarf.source import open_source
-
-    named = [path for path in (access.image, access.symbols) if path is not None]
-    own = _own_files(kernel.release, kernel.build_id, host, access.tell)
-    return open_source(chain(named, own), kernel.arch, kernel.release, kernel.build_id)
+def _source_files(
+    kernel: Kernel, memory: GuestMemory, host: ProcessPlace | None, access: Access
+) -> SourceFiles:
+    files = KernelFiles(
+        named=[path for path in (access.image, access.symbols) if path is not None],
+        modules=access.modules,
+        booted=None if host is None else booted_file(host.pid),
+    )
+    return SourceFiles(kernel, memory, files, access.tell)
 
 
 def registers_of(stub: Stub, machine: Machine) -> list[Registers]:

@@ -12,7 +12,7 @@ from msgspec import Struct
 from kprobes.arch.arch import Arch
 from kprobes.errors import GuestReplacedError, MemoryFault, TargetError
 from kprobes.model.kernel import Kernel
-from kprobes.model.source import SourceInfo
+from kprobes.model.source import OpenSource, SourceInfo
 from kprobes.ports import MappedRun, Memory, Ram, Tables, Translator
 from kprobes.transport.ram import ProcessPlace, StubRam
 from kprobes.transport.stub import Stub
@@ -73,8 +73,9 @@ class GuestMemory:
         self.write(addr, value.to_bytes(8, "little"))
 
 
-def no_source() -> SourceInfo:
+def no_source(kernel: Kernel, module: str = "") -> SourceInfo:
     """Raise TargetError: nobody knows where there is debug information."""
+    del kernel, module
     raise TargetError("lines and variables need debug information, and there is none here")
 
 
@@ -231,7 +232,7 @@ class Guest(Struct, frozen=True, kw_only=True, eq=False):
         tables: its kernel's page tables.
         host: where its RAM is in QEMU's memory, or None where that is not known.
         init_text: what only its boot uses, as long as that is there.
-        open_source: returns its kernel's debug information, or raises TargetError.
+        open_source: as ``model.source.OpenSource``.
     """
 
     address: str
@@ -243,7 +244,7 @@ class Guest(Struct, frozen=True, kw_only=True, eq=False):
     tables: Tables
     host: ProcessPlace | None = None
     init_text: InitText | None = None
-    open_source: Callable[[], SourceInfo] = no_source
+    open_source: OpenSource = no_source
 
     @contextmanager
     def readable(self) -> Generator[None]:

@@ -16,7 +16,7 @@ Which of several errors of a definition the kernel tells: the first that it come
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -53,14 +53,14 @@ from kprobes.model.definition import Definition, EventType, Kind
 from kprobes.model.kernel import Kernel, Symbol, Types, place_of
 from kprobes.model.plan import LONGEST_PATCH, Site, Strategy
 from kprobes.model.resolved import Resolved
-from kprobes.model.source import SourceInfo
+from kprobes.model.source import OpenSource, SourceInfo
 from kprobes.plan import ftrace
 from kprobes.plan.ftrace import Sites
 from kprobes.plan.strategy import Wish
 from kprobes.ports import Memory
 from kprobes.resolve.place import Locate, find_function, find_target, ip_of
 from kprobes.resolve.resolve import check_parameters, check_variables, resolve, resolve_arguments
-from kprobes.resolve.source_place import at_lines, is_inlined
+from kprobes.resolve.source_place import at_lines, is_inlined, module_of
 from kprobes.resolve.source_variables import names_variables
 from kprobes.resolve.system_call import NAMED, find_system_call, number_parameters
 from kprobes.units import Addr
@@ -222,7 +222,7 @@ class Places:
         arch: its architecture.
         sites: of its function tracer.
         text: of the kernel.
-        open_source: returns the kernel's debug information, or raises TargetError.
+        open_source: as ``model.source.OpenSource``.
     """
 
     def __init__(
@@ -247,7 +247,9 @@ class Places:
         self.arch = arch
         self.sites = sites
         self.text = text
-        self.open_source: Callable[[], SourceInfo] = no_source
+        self.open_source: OpenSource = no_source
+        # Looked for once, whatever comes of that: there may be thousands of names.
+        self._source_if_any = cache(self._find_source)
         self._events = cache(events)
         self._check = cache(check)
 
@@ -261,10 +263,12 @@ class Places:
         """
         self._check()
         if definition.place.line is not None:
-            return self._at_lines(definition, self.open_source())
-        helps = names_variables(definition) or is_inlined(definition, self.kernel)
-        if helps and (source := self._source_if_any) is not None:
+            source = self.open_source(self.kernel, module_of(definition, self.kernel))
             return self._at_lines(definition, source)
+        helps = names_variables(definition) or is_inlined(definition, self.kernel)
+        known = self._source_if_any(module_of(definition, self.kernel)) if helps else None
+        if known is not None:
+            return self._at_lines(definition, known)
         if not definition.place.is_glob:
             return [definition]
         pattern, module = definition.function, definition.place.module
@@ -283,12 +287,10 @@ class Places:
             )
         return [at_function(definition, name) for name in sorted(unique.values())]
 
-    @cached_property
-    def _source_if_any(self) -> SourceInfo | None:
-        # Without debug information the kernel's word counts: there is no such variable. It is
-        # looked for once, whatever comes of that: there may be thousands of names.
+    def _find_source(self, module: str) -> SourceInfo | None:
+        # Without debug information the kernel's word counts: there is no such variable.
         try:
-            return self.open_source()
+            return self.open_source(self.kernel, module)
         except TargetError:
             return None
 

@@ -12,7 +12,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -88,10 +88,55 @@ def candidates(release: str, build_id: bytes, booted: Path | None) -> Iterator[P
         return
     name = build_id.hex()
     if name:
-        yield _DEBUG / ".build-id" / name[:2] / f"{name[2:]}.debug"
+        yield _by_build_id(name)
     yield _DEBUG / "boot" / f"{_NAME}-{release}"
     yield _DEBUG / "lib" / "modules" / release / _NAME
     yield Path("/lib/modules", release, "build", _NAME)
+
+
+def module_name(path: Path) -> str:
+    """Return the name that the kernel has for the module in a file: ``snd-hda.ko`` is snd_hda."""
+    return path.name.partition(".ko")[0].replace("-", "_")
+
+
+def module_candidates(
+    name: str, release: str, build_ids: Iterable[bytes], beside: Iterable[Path]
+) -> Iterator[Path]:
+    """Yield files that may be a loaded module's with its debug info, the likeliest first.
+
+    Args:
+        name: as the kernel has it.
+        release: of the kernel.
+        build_ids: of which one may be the module's.
+        beside: files of the kernel: in their directory, or above, it may have been built.
+    """
+    for file in beside:
+        for parent in file.parents[: _DEPTH + 1]:
+            yield from _built(parent, name)
+    for build_id in build_ids:
+        yield _by_build_id(build_id.hex())
+    if not release or "/" in release:
+        return
+    for top in (_DEBUG / "lib" / "modules" / release, Path("/lib/modules", release)):
+        for directory, _, files in os.walk(top):
+            found = (Path(directory, file) for file in files if ".ko" in file)
+            yield from (path for path in found if module_name(path) == name)
+    yield from _built(Path("/lib/modules", release, "build"), name)
+
+
+def _built(top: Path, name: str) -> Iterator[Path]:
+    # A kernel's tree has a list of its modules, each by its object: fs/ext4/ext4.o, or .ko.
+    try:
+        order = (top / "modules.order").read_text(errors="backslashreplace")
+    except OSError:
+        return
+    listed = (top / line.removeprefix("kernel/") for line in order.split())
+    files = (path.with_suffix(".ko") for path in listed)
+    yield from (path for path in files if module_name(path) == name)
+
+
+def _by_build_id(name: str) -> Path:
+    return _DEBUG / ".build-id" / name[:2] / f"{name[2:]}.debug"
 
 
 def own_files(
@@ -113,13 +158,13 @@ def fetched(build_id: bytes, tell: Callable[[str], None] = untold) -> Iterator[P
     """Yield the file with a build's debug info that a server has, if any is named.
 
     Args:
-        build_id: of the kernel.
+        build_id: of the kernel, or of a module.
         tell: is given words for people, as it may take long.
     """
     program = shutil.which(_CLIENT)
     if program is None or not os.environ.get(_SERVERS) or not build_id:
         return
-    tell(f"asking the servers of {_SERVERS} for the kernel's debug info")
+    tell(f"asking the servers of {_SERVERS} for debug info")
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             [program, "debuginfo", build_id.hex()],

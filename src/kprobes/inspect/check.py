@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from kprobes.arch.arch import Arch
 from kprobes.arch.registry import arch
-from kprobes.errors import DefinitionError, NotLoadedError, RefusedError
+from kprobes.errors import DefinitionError, NotLoadedError, RefusedError, TargetError
 from kprobes.guest.guest import Guest
 from kprobes.guest.kernel_abi import possible_cpus
 from kprobes.guest.places import Places, places_of, unchecked
@@ -437,12 +437,14 @@ def checker_of_image(path: Path, terms: Terms = NO_TERMS) -> Checker:
     text = text_of_image(image)
     sites = ftrace.sites_in_image(image, text.kernel)
     places = Places(text, arch(text.kernel.arch), sites)
-    places.open_source = cache(partial(_open_source, path, text.kernel))
+    places.open_source = cache(partial(_open_source, path))
     return Checker(_ByPatching(places, terms), terms)
 
 
-def _open_source(path: Path, kernel: Kernel) -> SourceInfo:
+def _open_source(path: Path, kernel: Kernel, module: str = "") -> SourceInfo:
     from kprobes.dwarf.source import open_source
 
+    if module:
+        raise TargetError(f"no module is loaded in {path}")
     own = own_files(kernel.release, kernel.build_id, path)
     return open_source(chain([path], own), kernel.arch, kernel.release, kernel.build_id)

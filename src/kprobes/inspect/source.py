@@ -16,11 +16,14 @@ from kprobes.resolve.source_place import (
     SourcePlaces,
     function_in_source,
     is_inlined,
+    module_of,
     places_in_source,
 )
-from kprobes.units import U64
 
-_FILE = re.compile(rf"(?P<file>{SOURCE_FILE})(?::(?P<first>\d{{1,9}})(?:-(?P<last>\d{{1,9}}))?)?")
+_FILE = re.compile(
+    rf"(?:(?P<module>\w+):)?(?P<file>{SOURCE_FILE})"
+    r"(?::(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?)?"
+)
 _LAST = 10**9
 
 
@@ -66,21 +69,25 @@ class PlaceVariables(Struct, frozen=True, kw_only=True):
 def lines_of(guest: Guest, text: str) -> Lines:
     """Return the lines of ``FUNCTION[@FILE]``, or of ``FILE``, ``FILE:LINE``, ``FILE:FIRST-LAST``.
 
+    A module's are those of ``MODULE:FILE`` and so on.
+
     Raises:
         DefinitionError: there is no such function, or nothing is known of it.
         UsageError: nothing is known of such a file.
         TargetError: there is no debug information.
     """
-    kernel, source = guest.kernel, guest.open_source()
+    kernel = guest.kernel
     asked = _FILE.fullmatch(text)
     if asked is None:
         definition = parse(f"p {text}", registers=guest.arch.registers)
+        source = guest.open_source(kernel, module_of(definition, kernel))
         function = function_in_source(definition, kernel, source)
         shown = _shown(kernel, function.lines, function.line)
         last = shown[-1].line if shown else function.line
         return Lines(function=text, file=function.file, first=function.line, last=last, lines=shown)
     first = int(asked["first"] or 1)
     last = int(asked["last"] or asked["first"] or _LAST)
+    source = guest.open_source(kernel, asked["module"] or "")
     found = source.file_lines(asked["file"], first, last)
     if not found:
         raise UsageError(f"the debug information has no code of {text}")
@@ -102,8 +109,9 @@ def variables_at(guest: Guest, text: str, *, has_externs: bool = False) -> list[
         DefinitionError: there is no such place.
         TargetError: there is no debug information.
     """
-    places, kernel, source = places_of(guest), guest.kernel, guest.open_source()
+    places, kernel = places_of(guest), guest.kernel
     definition = parse(f"p {text}", registers=guest.arch.registers)
+    source = guest.open_source(kernel, module_of(definition, kernel))
     if definition.place.line is not None or is_inlined(definition, kernel):
         found = places_in_source(definition, kernel, source)
     else:
@@ -113,8 +121,8 @@ def variables_at(guest: Guest, text: str, *, has_externs: bool = False) -> list[
         PlaceVariables(
             place=place_of(kernel.symbols, addr),
             variables=(
-                *source.variables(addr - kernel.slide & U64, found.line, found.inlined),
-                *(source.externs(addr - kernel.slide & U64) if has_externs else ()),
+                *source.variables(addr, found.line, found.inlined),
+                *(source.externs(addr) if has_externs else ()),
             ),
         )
         for addr in found.addrs
@@ -126,9 +134,7 @@ def _shown(kernel: Kernel, lines: Sequence[SourceLine], own: int | None) -> tupl
         ShownLine(
             relative=None if own is None else line.line - own,
             line=line.line,
-            places=tuple(
-                place_of(kernel.symbols, addr + kernel.slide & U64) for addr in line.addrs
-            ),
+            places=tuple(place_of(kernel.symbols, addr) for addr in line.addrs),
         )
         for line in lines
     )

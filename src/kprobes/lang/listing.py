@@ -44,11 +44,11 @@ def show_place(place: Place) -> str:
     """Return a place as a listing has it, which is also how a deletion must name it."""
     if place.addr is not None:
         return f"{place.addr:#018x}"
+    module = f"{place.module}:" if place.module else ""
     if place.line is not None:
         name = f"{place.symbol}@{place.file}" if place.symbol and place.file else place.symbol
-        return f"{name or place.file}:{place.line}"
-    symbol = f"{place.module}:{place.symbol}" if place.module else place.symbol
-    return f"{symbol}+{place.offset}" if place.offset else symbol
+        return f"{module}{name or place.file}:{place.line}"
+    return f"{module}{place.symbol}+{place.offset}" if place.offset else f"{module}{place.symbol}"
 
 
 def place_as_given(definition: Definition) -> str:

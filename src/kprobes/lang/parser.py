@@ -74,7 +74,7 @@ _RETURN = "%return"
 SOURCE_FILE = r"[\w./+-]+\.[chS]"
 """The end of a source file's path, as an expression."""
 _SOURCE = re.compile(
-    rf"(?:(?P<file>{SOURCE_FILE})|(?P<function>[A-Za-z_][\w.]*)(?:@(?P<of>{SOURCE_FILE}))?)"
+    rf"(?:(?P<module>[A-Za-z0-9_]+):)?(?:(?P<file>{SOURCE_FILE})|(?P<function>[A-Za-z_][\w.]*)(?:@(?P<of>{SOURCE_FILE}))?)"
     r"(?::(?P<line>\d{1,9}))?"
 )
 _PLACES = (
@@ -97,9 +97,15 @@ def read_place(word: Token) -> tuple[Place, bool]:
         return Place(symbol="", offset=0, span=word.span, addr=Addr(addr)), False
     source = _SOURCE.fullmatch(word.text)
     if source is not None and (source["of"] or source["line"]):
-        symbol, file = source["function"] or "", source["file"] or source["of"] or ""
-        line = int(source["line"] or 0)
-        return Place(symbol=symbol, offset=0, span=word.span, file=file, line=line), False
+        place = Place(
+            symbol=source["function"] or "",
+            offset=0,
+            span=word.span,
+            module=source["module"] or "",
+            file=source["file"] or source["of"] or "",
+            line=int(source["line"] or 0),
+        )
+        return place, False
     if "/" in word.text and ":" in word.text:
         raise word.error(Code.NOT_KPROBE, hint="a path and an offset are a user-space probe")
     symbol, percent, suffix = word.text.partition("%")

@@ -5,8 +5,11 @@ from enum import StrEnum
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kprobes.model.definition import Operation, TypeWord
+from kprobes.model.kernel import Kernel
+from kprobes.units import U64
 
 
 def is_same_file(path: str, wanted: str) -> bool:
@@ -21,7 +24,7 @@ class SourceLine(Struct, frozen=True, kw_only=True):
     Attributes:
         file: as the compiler was given it: ``fs/read_write.c``.
         line: from 1.
-        addrs: where it begins, as linked; several of one that is inlined or unrolled.
+        addrs: where it begins; several of one that is inlined or unrolled.
     """
 
     file: str
@@ -37,7 +40,7 @@ class SourceFunction(Struct, frozen=True, kw_only=True):
         line: where it is declared.
         lines: that have code of it, ascending; of inlined functions those of their own are left
             out.
-        copies: where it is inlined, as linked.
+        copies: where it is inlined.
     """
 
     file: str
@@ -65,7 +68,7 @@ class Location(Struct, frozen=True, kw_only=True):
         register: of REGISTER, and the base of MEMORY, by its pt_regs name; "" where the base is
             the operand.
         number: MEMORY's offset from the base, CONSTANT's value; of STATIC and of PER_CPU, which
-            each CPU has, the address of its memory, and ADDRESS's value, as linked.
+            each CPU has, the address of its memory, and ADDRESS's value.
         operation: of COMPUTED, on its two operands.
     """
 
@@ -74,6 +77,17 @@ class Location(Struct, frozen=True, kw_only=True):
     number: int = 0
     operation: Operation = Operation.ADD
     operands: "tuple[Location, ...]" = ()
+
+    def moved(self, slide: int) -> "Location":
+        """Return it with addresses as linked moved to where that is."""
+        operands = tuple(each.moved(slide) for each in self.operands)
+        # x86 before 6.15 links what each CPU has at 0, and moves it nowhere.
+        is_moved = self.kind in _ADDRESSES and self.number >> 63
+        number = self.number + slide & U64 if is_moved else self.number
+        return replace(self, number=number, operands=operands)
+
+
+_ADDRESSES = (LocationKind.STATIC, LocationKind.PER_CPU, LocationKind.ADDRESS)
 
 
 class Variable(Struct, frozen=True, kw_only=True):
@@ -89,7 +103,7 @@ class Variable(Struct, frozen=True, kw_only=True):
         is_pointer: whether it is a pointer.
         is_parameter: whether it is one of the function that is meant: the copy's, or the one that
             all others are inlined in.
-        ranges: (start, end) of the addresses where it can be read, as linked.
+        ranges: (start, end) of the addresses where it can be read.
     """
 
     name: str
@@ -102,9 +116,15 @@ class Variable(Struct, frozen=True, kw_only=True):
     is_parameter: bool = False
     ranges: tuple[tuple[int, int], ...] = ()
 
+    def moved(self, slide: int) -> "Variable":
+        """Return it with addresses as linked moved to where that is."""
+        location = None if self.location is None else self.location.moved(slide)
+        ranges = tuple((start + slide & U64, end + slide & U64) for start, end in self.ranges)
+        return replace(self, location=location, ranges=ranges)
+
 
 class SourceInfo(Protocol):
-    """The debug information of one kernel; addresses are as linked."""
+    """The debug information of one kernel, or of one of its modules; addresses are of what runs."""
 
     def function(self, addr: int) -> SourceFunction | None:
         """Return the function at an address, or None where nothing is known of it."""
@@ -141,5 +161,18 @@ class SourceInfo(Protocol):
             addr: where.
             line: that is meant.
             inlined: the function whose copy is meant, if that begins there, or "".
+        """
+        ...
+
+
+class OpenSource(Protocol):
+    """Opens debug information."""
+
+    def __call__(self, kernel: Kernel, module: str = "") -> SourceInfo:
+        """Return that of a kernel, or of a module that it has loaded.
+
+        Raises:
+            TargetError: there is none; says how to get it.
+            UsageError: libdw is not there.
         """
         ...

@@ -173,7 +173,7 @@ def _in_module(definition: Definition, kernel: Kernel) -> Symbol | None:
         return None
     found = [s for s in kernel.symbols.all_named(place.symbol) if s.module == place.module]
     if not found:
-        if not _is_loaded(place.module, kernel):
+        if not module_is_loaded(place.module, kernel):
             raise NotLoadedError(place.module)
         raise UnknownSymbolError(place.symbol)
     if len({symbol.addr for symbol in found}) > 1:
@@ -181,7 +181,8 @@ def _in_module(definition: Definition, kernel: Kernel) -> Symbol | None:
     return found[0]
 
 
-def _is_loaded(module: str, kernel: Kernel) -> bool:
+def module_is_loaded(module: str, kernel: Kernel) -> bool:
+    """Whether a module is there now."""
     return any(
         symbol.module == module
         for name in _IN_EVERY_MODULE

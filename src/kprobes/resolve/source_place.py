@@ -2,11 +2,11 @@
 
 ``vfs_read:10`` is the tenth line after that of the function's name, ``fs/read_write.c:463`` a line
 of a file, ``reset@mm/slab.c:2`` one of the function there, as perf has them; ``fdget_pos`` is a
-function that is inlined wherever it is called. There may be many places of each: one definition
-becomes several of one event.
+function that is inlined wherever it is called. ``dummy:dummy.c:60`` is a module's. There may be
+many places of each: one definition becomes several of one event.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from msgspec import Struct
@@ -17,10 +17,10 @@ from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import Definition, EventType, Kind
 from kprobes.model.kernel import Kernel, Symbol
 from kprobes.model.source import SourceFunction, SourceInfo, SourceLine, is_same_file
-from kprobes.resolve.place import find_function
+from kprobes.resolve.place import find_function, module_is_loaded
 from kprobes.resolve.source_variables import with_all_named, with_variables
 from kprobes.resolve.system_call import find_system_call
-from kprobes.units import U64, Addr
+from kprobes.units import Addr
 
 _NEAR = 20
 """Lines around one without code in which some are looked for."""
@@ -42,13 +42,28 @@ class SourcePlaces(Struct, frozen=True, kw_only=True):
 
 
 def is_inlined(definition: Definition, kernel: Kernel) -> bool:
-    """Whether a definition names a function of which the kernel's symbols know nothing."""
+    """Whether a definition names a function that no symbol of the kernel, or its module, has."""
     place = definition.place
-    if place.addr is not None or place.module or place.is_glob or place.offset or not place.symbol:
+    if place.addr is not None or place.is_glob or place.offset or not place.symbol:
         return False
-    if definition.type is not EventType.KPROBE or kernel.symbols.find(place.symbol) is not None:
+    if definition.type is not EventType.KPROBE:
+        return False
+    if place.module:
+        named = kernel.symbols.all_named(place.symbol)
+        is_loaded = module_is_loaded(place.module, kernel)
+        return is_loaded and all(each.module != place.module for each in named)
+    if kernel.symbols.find(place.symbol) is not None:
         return False
     return find_system_call(definition, kernel) is None
+
+
+def module_of(definition: Definition, kernel: Kernel) -> str:
+    """Return the module whose debug information a definition needs; "" for the kernel's own."""
+    place = definition.place
+    if place.module or not place.symbol:
+        return place.module
+    symbol = kernel.symbols.find(place.symbol)
+    return "" if symbol is None else symbol.module
 
 
 def at_lines(definition: Definition, kernel: Kernel, source: SourceInfo) -> list[Definition]:
@@ -57,7 +72,7 @@ def at_lines(definition: Definition, kernel: Kernel, source: SourceInfo) -> list
     Args:
         definition: as parsed.
         kernel: that it is for.
-        source: its debug information.
+        source: the debug information of it, or of the definition's module.
 
     Raises:
         DefinitionError: there is no such line, function, or variable, or it cannot be read there.
@@ -65,18 +80,13 @@ def at_lines(definition: Definition, kernel: Kernel, source: SourceInfo) -> list
     place = definition.place
     if place.line is None and not is_inlined(definition, kernel):
         function = find_function(definition, kernel)
-        if function.module:
-            # The kernel's own debug information has nothing of it.
-            return [definition]
-        found = SourcePlaces(line=0, addrs=[function.addr + place.offset])
-        moved = [definition]
+        addr = function.addr + place.offset
+        found = SourcePlaces(line=0, addrs=[addr])
+        moved = [_at(definition, kernel, addr) if function.module else definition]
     else:
         found = places_in_source(definition, kernel, source)
         moved = [_at(definition, kernel, addr) for addr in found.addrs]
-    reads = [
-        partial(source.variables, addr - kernel.slide & U64, found.line, found.inlined)
-        for addr in found.addrs
-    ]
+    reads = [partial(source.variables, addr, found.line, found.inlined) for addr in found.addrs]
     args = with_all_named(definition, reads).args
     return [
         with_variables(
@@ -84,7 +94,7 @@ def at_lines(definition: Definition, kernel: Kernel, source: SourceInfo) -> list
             kernel,
             addr,
             read,
-            partial(source.externs, addr - kernel.slide & U64),
+            partial(source.externs, addr),
         )
         for each, addr, read in zip(moved, found.addrs, reads, strict=True)
     ]
@@ -96,7 +106,7 @@ def places_in_source(definition: Definition, kernel: Kernel, source: SourceInfo)
     Args:
         definition: that names one.
         kernel: that it is for.
-        source: its debug information.
+        source: the debug information of it, or of the definition's module.
 
     Raises:
         DefinitionError: there is no such line, or function.
@@ -107,12 +117,12 @@ def places_in_source(definition: Definition, kernel: Kernel, source: SourceInfo)
     wanted = place.line or 0
     if not place.symbol:
         lines = source.file_lines(place.file, wanted - _NEAR, wanted + _NEAR)
-        return _line(definition, kernel, place.file, 0, lines)
+        return _line(definition, place.file, 0, lines)
     symbol, function = _function(definition, kernel, source)
     if not wanted:
         # The function's own: its entry.
         return SourcePlaces(line=function.line, addrs=[symbol.addr])
-    return _line(definition, kernel, symbol.name, function.line, function.lines)
+    return _line(definition, symbol.name, function.line, function.lines)
 
 
 def function_in_source(
@@ -123,7 +133,7 @@ def function_in_source(
     Args:
         definition: that names one.
         kernel: that it is for.
-        source: its debug information.
+        source: the debug information of it, or of the definition's module.
 
     Raises:
         DefinitionError: there is none, there are several, or nothing is known of it.
@@ -134,7 +144,7 @@ def function_in_source(
 
 
 def _line(
-    definition: Definition, kernel: Kernel, what: str, first: int, lines: Sequence[SourceLine]
+    definition: Definition, what: str, first: int, lines: Sequence[SourceLine]
 ) -> SourcePlaces:
     # That is counted from the first.
     wanted = first + (definition.place.line or 0)
@@ -142,7 +152,7 @@ def _line(
     if found is None:
         hint = _near(what, wanted, first, lines)
         raise _error(definition, Code.BAD_PROBE_ADDR, hint)
-    return SourcePlaces(line=wanted, addrs=_as_loaded(kernel, found.addrs))
+    return SourcePlaces(line=wanted, addrs=found.addrs)
 
 
 def _near(what: str, wanted: int, first: int, lines: Sequence[SourceLine]) -> str:
@@ -159,7 +169,7 @@ def _function(
     place = definition.place
     named = kernel.symbols.all_named(place.symbol) if place.file else ()
     for symbol in named or (find_function(definition, kernel),):
-        function = source.function(symbol.addr - kernel.slide)
+        function = source.function(symbol.addr)
         if function is not None and (not named or is_same_file(function.file, place.file)):
             return symbol, function
     where = f" in {place.file}" if place.file else ""
@@ -171,10 +181,10 @@ def _in_copies(definition: Definition, kernel: Kernel, source: SourceInfo) -> So
     name = definition.place.symbol
     if definition.place.line:
         function = _one_inlined(definition, kernel, source)
-        return _line(definition, kernel, name, function.line, function.lines)
+        return _line(definition, name, function.line, function.lines)
     functions = _inlined(definition, kernel, source)
     addrs = [addr for each in functions for addr in each.copies]
-    return SourcePlaces(line=functions[0].line, addrs=_as_loaded(kernel, addrs), inlined=name)
+    return SourcePlaces(line=functions[0].line, addrs=addrs, inlined=name)
 
 
 def _one_inlined(definition: Definition, kernel: Kernel, source: SourceInfo) -> SourceFunction:
@@ -205,17 +215,14 @@ def _inlined(
     return of_file
 
 
-def _as_loaded(kernel: Kernel, addrs: Iterable[int]) -> list[int]:
-    return [addr + kernel.slide & U64 for addr in addrs]
-
-
 def _at(definition: Definition, kernel: Kernel, addr: int) -> Definition:
-    symbol, place = kernel.symbols.at(addr), definition.place
+    # Without its module, which may be of another build when it is loaded again.
+    symbol = kernel.symbols.at(addr)
+    bare = replace(definition.place, symbol="", module="", offset=0, line=None, file="")
     if symbol is None or not kernel.symbols.is_unique(symbol.name):
-        moved = replace(place, symbol="", addr=Addr(addr), line=None, file="")
+        moved = replace(bare, addr=Addr(addr))
     else:
-        offset = addr - symbol.addr
-        moved = replace(place, symbol=symbol.name, offset=offset, line=None, file="")
+        moved = replace(bare, symbol=symbol.name, offset=addr - symbol.addr)
     return replace(definition, place=moved)
 
 

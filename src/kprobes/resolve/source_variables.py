@@ -146,9 +146,9 @@ def _fetched(
     location, spec = variable.location, arg.spec
     if location is None:
         raise _error(definition, _where(variable, kernel, addr), leaf.span)
-    value = _value(location, leaf.span, kernel)
+    value = _value(location, leaf.span)
     if arg.fetch is not leaf:
-        fetch = _replaced(arg.fetch, variable, value, _address(location, leaf.span, kernel))
+        fetch = _replaced(arg.fetch, variable, value, _address(location, leaf.span))
     elif spec is not None and spec.is_string and variable.is_pointer:
         fetch = Deref(base=value, offset=0, is_user=spec.base == "ustring", span=leaf.span)
     elif spec is None and variable.spec is None:
@@ -166,61 +166,54 @@ def _where(variable: Variable, kernel: Kernel, addr: int) -> str:
     symbol = kernel.symbols.at(addr)
     start = addr if symbol is None else symbol.addr
     ranges = [
-        f"+{low + kernel.slide - start & U64:#x} to +{high + kernel.slide - start - 1 & U64:#x}"
-        for low, high in variable.ranges
+        f"+{low - start & U64:#x} to +{high - start - 1 & U64:#x}" for low, high in variable.ranges
     ]
     name = "" if symbol is None else symbol.name
     there = f"at {name}+{addr - start:#x} {variable.name} cannot be read: {variable.why}"
     return f"{there}; it can from {', '.join(ranges[:_SHOWN])}" if ranges else there
 
 
-def _value(location: Location, span: Span, kernel: Kernel) -> Fetch:
+def _value(location: Location, span: Span) -> Fetch:
     match location.kind:
         case LocationKind.REGISTER:
             return Register(name=location.register, span=span)
         case LocationKind.MEMORY:
-            base = _base(location, span, kernel)
+            base = _base(location, span)
             return Deref(base=base, offset=location.number, is_user=False, span=span)
         case LocationKind.STATIC:
-            return MemoryAt(addr=_loaded(location, kernel), span=span)
+            return MemoryAt(addr=Addr(location.number), span=span)
         case LocationKind.PER_CPU:
-            return _of_this_cpu(location, span, kernel, is_read=True)
+            return _of_this_cpu(location, span, is_read=True)
         case LocationKind.CONSTANT:
             return Immediate(value=location.number & U64, span=span)
         case LocationKind.ADDRESS:
-            return Immediate(value=_loaded(location, kernel), span=span)
+            return Immediate(value=location.number, span=span)
         case LocationKind.COMPUTED:
-            left, right = (_value(each, span, kernel) for each in location.operands)
+            left, right = (_value(each, span) for each in location.operands)
             return Computed(operation=location.operation, left=left, right=right, span=span)
 
 
-def _loaded(location: Location, kernel: Kernel) -> Addr:
-    # x86 before 6.15 links what each CPU has at 0, and moves it nowhere.
-    is_moved = location.number >> 63
-    return Addr(location.number + (kernel.slide if is_moved else 0) & U64)
-
-
-def _of_this_cpu(location: Location, span: Span, kernel: Kernel, *, is_read: bool) -> PerCpu:
-    memory = MemoryAt(addr=_loaded(location, kernel), span=span)
+def _of_this_cpu(location: Location, span: Span, *, is_read: bool) -> PerCpu:
+    memory = MemoryAt(addr=Addr(location.number), span=span)
     return PerCpu(base=memory, is_read=is_read, span=span)
 
 
-def _base(location: Location, span: Span, kernel: Kernel) -> Fetch:
+def _base(location: Location, span: Span) -> Fetch:
     for operand in location.operands:
-        return _value(operand, span, kernel)
+        return _value(operand, span)
     return Register(name=location.register, span=span)
 
 
-def _address(location: Location, span: Span, kernel: Kernel) -> Fetch | None:
+def _address(location: Location, span: Span) -> Fetch | None:
     # None of what is not in memory.
     match location.kind:
         case LocationKind.STATIC:
-            return Immediate(value=_loaded(location, kernel), span=span)
+            return Immediate(value=location.number, span=span)
         case LocationKind.PER_CPU:
-            return _of_this_cpu(location, span, kernel, is_read=False)
+            return _of_this_cpu(location, span, is_read=False)
         case LocationKind.MEMORY:
             offset = Immediate(value=location.number & U64, span=span)
-            base = _base(location, span, kernel)
+            base = _base(location, span)
             return Computed(operation=Operation.ADD, left=base, right=offset, span=span)
         case _:
             return None

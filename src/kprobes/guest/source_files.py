@@ -1,0 +1,142 @@
+"""Debug information of a guest's kernel and of its modules: which file has it."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+from msgspec import Struct
+
+from kprobes.errors import FormatError, RefusedError, TargetError
+from kprobes.formats.elf import loaded_sections, noted_build_id
+from kprobes.image.debug_info import (
+    fetched,
+    is_own,
+    module_candidates,
+    module_name,
+    own_files,
+    untold,
+)
+from kprobes.image.module_sections import (
+    build_ids,
+    loaded_module,
+    noted_sections,
+    places_of_sections,
+)
+from kprobes.image.symbols import ModuleSymbols
+from kprobes.model.kernel import Kernel
+from kprobes.model.source import SourceInfo
+from kprobes.ports import Memory
+
+
+class KernelFiles(Struct, frozen=True, kw_only=True):
+    """Files that may tell of a guest's kernel.
+
+    Attributes:
+        named: by its user, of the kernel.
+        modules: likewise, of its modules.
+        booted: what it was booted from, or None.
+    """
+
+    named: Sequence[Path] = ()
+    modules: Sequence[Path] = ()
+    booted: Path | None = None
+
+
+class SourceFiles:
+    """Opens debug information when it is wanted, each file once.
+
+    Args:
+        kernel: of the guest.
+        memory: of it.
+        files: of it.
+        tell: is given words for people when something will take long.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        memory: Memory,
+        files: KernelFiles,
+        tell: Callable[[str], None] = untold,
+    ) -> None:
+        self._kernel = kernel
+        self._memory = memory
+        self._files = files
+        self._tell = tell
+        self._own = cache(self._open_own)
+        self._of_module = cache(self._open_module)
+
+    def open(self, kernel: Kernel, module: str = "") -> SourceInfo:
+        """Return the debug information of the kernel, or of a module.
+
+        Args:
+            kernel: with the modules that are loaded now.
+            module: of these, or "".
+
+        Raises:
+            TargetError: there is none; says how to get it.
+            RefusedError: the module is not loaded.
+            UsageError: libdw is not there.
+        """
+        if not module:
+            return self._own()
+        loaded = loaded_module(kernel, module)
+        if loaded is None:
+            raise RefusedError(
+                f"the module {module} is not loaded: where its lines are is known when it is"
+            )
+        return self._of_module(loaded)
+
+    def _open_own(self) -> SourceInfo:
+        from kprobes.dwarf.source import open_source
+
+        kernel = self._kernel
+        own = own_files(kernel.release, kernel.build_id, self._files.booted, self._tell)
+        paths = chain(self._files.named, own)
+        return open_source(paths, kernel.arch, kernel.release, kernel.build_id, kernel.slide)
+
+    def _open_module(self, module: ModuleSymbols) -> SourceInfo:
+        ids = build_ids(self._memory, module)
+        for path in self._files.modules:
+            if module_name(path) == module.name:
+                try:
+                    return self._opened(path, module, ids)
+                except (FormatError, OSError) as error:
+                    raise TargetError(
+                        f"{path} is not of the module that is loaded: {error}"
+                    ) from error
+        for path in self._of_build(module.name, ids):
+            with suppress(FormatError, OSError):
+                return self._opened(path, module, ids)
+        raise TargetError(
+            f"lines and variables of the module {module.name} need its debug information, build "
+            f"{' or '.join(each.hex() for each in ids) or 'unknown'}: name its file by --module, "
+            "install the kernel's -dbg package, or name servers in DEBUGINFOD_URLS"
+        )
+
+    def _of_build(self, name: str, ids: frozenset[bytes]) -> Iterator[Path]:
+        booted = self._files.booted
+        beside = [*self._files.named, *([] if booted is None else [booted])]
+        yield from filter(is_own, module_candidates(name, self._kernel.release, ids, beside))
+        for build_id in ids:
+            yield from filter(is_own, fetched(build_id, self._tell))
+
+    def _opened(self, path: Path, module: ModuleSymbols, ids: frozenset[bytes]) -> SourceInfo:
+        # FormatError where it is another's.
+        from kprobes.dwarf.libdw import Dwarf
+        from kprobes.dwarf.source import DwarfSource
+
+        with path.open("rb") as file:
+
+            def read(at: int, size: int) -> bytes:
+                return os.pread(file.fileno(), size, at)
+
+            build_id = noted_build_id(read)
+            if ids and build_id not in ids:
+                raise FormatError(f"its build is {build_id.hex() or 'unknown'}")
+            noted = noted_sections(self._memory, self._kernel.types, module)
+            sections = places_of_sections(loaded_sections(read), module, noted)
+        return DwarfSource(Dwarf(path, sections), self._kernel.arch)
