@@ -70,11 +70,11 @@ def test_lines_are_where_the_section_was_loaded(source: DwarfSource) -> None:
 
     assert function is not None
     assert function.line == line_of("int serves(")
-    assert all(TEXT <= addr < TEXT + 0x60 for each in function.lines for addr in each.addrs)
+    assert all(TEXT <= addr < TEXT + 0xA0 for each in function.lines for addr in each.addrs)
     # One that is gone has the same line, too.
     inlined = line_of("int most = limit;")
     (line,) = source.file_lines("module.c", inlined, inlined)
-    assert all(TEXT <= addr < TEXT + 0x60 for addr in line.addrs)
+    assert all(TEXT <= addr < TEXT + 0xA0 for addr in line.addrs)
     gone = line_of("return outside(&start")
     assert source.file_lines("module.c", gone, gone) == []
 
@@ -86,7 +86,7 @@ def test_copies_are_those_that_are_there(source: DwarfSource) -> None:
     assert found.copies
     assert line_of("value = outside(&limit") in {each.line for each in lines}
     places = [*found.copies, *(addr for each in lines for addr in each.addrs)]
-    assert all(TEXT <= addr < TEXT + 0x60 for addr in places)
+    assert all(TEXT <= addr < TEXT + 0xA0 for addr in places)
     assert source.inlined("nosuch") == []
 
 
@@ -100,6 +100,16 @@ def test_variables_are_where_their_sections_are(source: DwarfSource) -> None:
     assert externs["limit"].location == Location(kind=LocationKind.STATIC, number=DATA)
     assert externs["calls"].location == Location(kind=LocationKind.PER_CPU, number=PER_CPU)
     assert externs["start"].location is None
+    text, listed, grid = entry["name"], externs["list"], externs["grid"]
+    assert [(each.is_pointer, each.is_array) for each in (text, listed, grid)] == [
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
+    assert [each.element and each.element.base for each in (text, listed)] == ["char", "s16"]
+    assert [each.element_size for each in (text, listed, grid)] == [1, 2, 0]
+    assert [each.count for each in (text, listed, grid)] == [0, 4, 0]
+    assert (listed.type, grid.type) == ("short int [4]", "int [2][3]")
     assert externs["start"].why == "where its section was loaded is not known"
 
 

@@ -33,6 +33,49 @@ def test_words_become_what_the_kernel_lists(text: str, listed: str) -> None:
     assert _listed(f"p vfs_read {text}") == f"vfs_read {listed}"
 
 
+_DENTRY = "d_flags=file->f_path.dentry->d_flags d_iname=file->f_path.dentry->d_iname:string"
+_QSTR = "hash=file->f_path.dentry->d_name.hash len=file->f_path.dentry->d_name.len"
+
+
+@pytest.mark.parametrize(
+    ("text", "listed"),
+    [
+        ("*file->f_path", "mnt=file->f_path.mnt dentry=file->f_path.dentry"),
+        ("p=*file->f_path", "p_mnt=file->f_path.mnt p_dentry=file->f_path.dentry"),
+        ("*file->f_path.dentry", _DENTRY),
+        (
+            "**file->f_path.dentry x=%di",
+            _DENTRY.replace(
+                " d_iname",
+                f" d_name_{_QSTR.replace(' ', ' d_name_')}"
+                " d_name_name=file->f_path.dentry->d_name.name d_iname",
+            )
+            + " x=%di",
+        ),
+        ("*(path)%si", "mnt=(path)%si->mnt dentry=(path)%si->dentry"),
+        (
+            "*$current %si",
+            "pid=$current->pid file=$current->file exit_state=$current->exit_state arg4=%si",
+        ),
+    ],
+)
+def test_a_whole_struct_is_its_members(text: str, listed: str) -> None:
+    assert _listed(f"p vfs_read {text}") == f"vfs_read {listed}"
+
+
+def test_members_have_their_types() -> None:
+    fields = {each.name: each.type for each in resolved("p vfs_read *file").layout.fields}
+
+    assert {name: fields[name] for name in ("f_mode", "high", "f_small", "f_void")} == {
+        "f_mode": "u32",
+        "high": "s32",
+        "f_small": "s32",
+        "f_void": "x64",
+    }
+    assert "f_path" not in fields
+    assert "f_names" not in fields
+
+
 def test_without_types_arguments_stay_what_they_are() -> None:
     assert _listed("p vfs_read $arg1 $arg9", is_typed=False) == "vfs_read arg1=$arg1 arg2=$arg9"
     assert _listed("p void_fn $arg1") == "void_fn arg1=$arg1"
@@ -49,6 +92,9 @@ def test_without_types_arguments_stay_what_they_are() -> None:
         ("p vfs_read file=%di ^$arg*", "USED_ARG_NAME"),
         ("p vfs_read $arg1 ^$arg1", "USED_ARG_NAME"),
         ("p vfs_read $arg* ^count", "USED_ARG_NAME"),
+        ("p vfs_read *(^nosuch)%di", "NO_PTR_STRCT"),
+        ("p vfs_read *file->f_path ^*file->f_path", "USED_ARG_NAME"),
+        ("p vfs_read *file->f_bits.^none", "NO_BTF_FIELD"),
     ],
 )
 def test_the_caret_marks_the_word_that_cannot_be_expanded(marked: str, code: str) -> None:

@@ -3,7 +3,9 @@
 import pytest
 
 from kprobes.errors import DefinitionError
+from kprobes.model.definition import Operation
 from kprobes.model.resolved import (
+    ComputedValue,
     Constant,
     EntryValue,
     Load,
@@ -24,6 +26,11 @@ RQ = 0x2F000
 
 def _load(base: Operand, offset: int = 0, *, is_user: bool = False) -> Load:
     return Load(base=base, offset=offset, is_user=is_user)
+
+
+def _plus(base: Operand, offset: int) -> ComputedValue:
+    added = Constant(value=offset)
+    return ComputedValue(operation=Operation.ADD, left=base, right=added)
 
 
 def _cpu(base: Operand) -> PerCpuAddress:
@@ -67,12 +74,35 @@ def _cpu(base: Operand) -> PerCpuAddress:
         ("this_cpu_ptr(file->f_void)", _cpu(_load(DI, 88))),
         ("this_cpu_read(%di):string", _load(_cpu(DI))),
         ("(task_struct)this_cpu_ptr(@runqueues)->pid", _load(_cpu(Constant(value=RQ)), 8)),
+        ("file->f_names[2]", _load(DI, 104 + 16)),
+        ("file->f_names[2][3]", _load(_load(DI, 104 + 16), 3)),
+        ("file->f_bytes[3]", _load(DI, 136 + 3)),
+        ("file->f_next[2]", _load(_load(DI, 96), 16)),
+        ("file[2].f_mode", _load(DI, 320)),
+        ("buf[7]", _load(SI, 7)),
+        ("(file)%si->f_names[1]:string", _load(_load(SI, 104 + 8))),
+        ("&file->f_mode", DI),
+        ("&file->f_path.dentry", _plus(DI, 24)),
+        ("&file->f_path.dentry->d_iname[2]", _plus(_load(DI, 24), 50)),
+        ("+4(&file->f_names[1])", _load(_plus(DI, 112), 4)),
     ],
 )
 def test_every_chain_is_the_reads_it_stands_for(form: str, operand: Operand) -> None:
     (fetch,) = resolved(f"p vfs_read a={form}").fetches
 
     assert fetch.operand == operand
+
+
+def test_elements_have_the_type_of_one() -> None:
+    forms = "a=file->f_bytes[1] b=file->f_next[0][1] c=file->f_names[0] d=buf[0]"
+    fields = resolved(f"p vfs_read {forms}").layout.fields
+
+    assert [(each.name, each.type) for each in fields[-4:]] == [
+        ("a", "s8"),
+        ("b", "s32"),
+        ("c", "x64"),
+        ("d", "u8"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +132,15 @@ def test_at_a_return_arguments_are_those_of_the_entry(form: str, operand: Operan
         ("p untyped a=^x->y", "NO_BTF_ENTRY", ""),
         ("p vfs_read file->^nosuch", "NO_BTF_FIELD", "file has no member nosuch"),
         ("p vfs_read a=file->f_path.^nosuch", "NO_BTF_FIELD", "path has no member"),
+        ("p vfs_read a=file->^f_names[4]", "NO_BTF_FIELD", "there are 4, from 0"),
+        ("p vfs_read a=file->^f_mode[0]", "NO_BTF_FIELD", "f_mode is neither an array nor"),
+        ("p vfs_read a=file->^f_void[0]", "NO_BTF_FIELD", "how long an element of f_void is"),
+        ("p vfs_read a=^count[1]", "NO_PTR_STRCT", ""),
+        ("p vfs_read a=^&file", "BAD_FETCH_ARG", "in no memory"),
+        ("p vfs_read a=^&file->f_bits.one", "BAD_FETCH_ARG", "a bit-field has no address"),
+        ("p vfs_read *^count", "NO_PTR_STRCT", "neither is nor points to a struct"),
+        ("p vfs_read *(^nosuch)%di->x", "NO_PTR_STRCT", ""),
+        ("p vfs_read a=file[2]->^f_mode", "NO_PTR_STRCT", ""),
         ("p vfs_read a=file->f_path.dentry->^nosuch", "NO_BTF_FIELD", ""),
         ("p vfs_read a=count->^x", "NO_PTR_STRCT", ""),
         ("p vfs_read a=file->f_mode->^x", "NO_PTR_STRCT", ""),

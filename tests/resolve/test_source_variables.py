@@ -7,14 +7,24 @@ import pytest
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError
 from kprobes.lang.listing import show
-from kprobes.model.definition import Cast, Computed, Deref, Fetch, Immediate, Member, Register
+from kprobes.model.definition import (
+    AddressOf,
+    AllMembers,
+    Cast,
+    Computed,
+    Deref,
+    Fetch,
+    Immediate,
+    Member,
+    Register,
+)
 from kprobes.model.source import Variable
 from kprobes.resolve.resolve import resolve
 from kprobes.resolve.source_place import at_lines
 from kprobes.resolve.source_variables import names_variables
 from kprobes.units import U64
 from tests.build.kernel import TEXT
-from tests.build.source_info import AT, KERNEL, FakeSource, parsed, refusal, shown
+from tests.build.source_info import AT, KERNEL, STATIC, FakeSource, parsed, refusal, shown
 
 
 def test_variables_are_the_registers_and_the_memory_that_they_live_in() -> None:
@@ -69,6 +79,38 @@ def test_what_is_computed_is_fetched_as_it_is_made() -> None:
     assert shown("p:a vfs_read:6 here:x64") == [f"{AT} here=\\18446744071595622400:x64"]
 
 
+def test_elements_are_read_where_they_are() -> None:
+    assert _shape(fetched("p:a vfs_read:6 numbers[2]")) == (8, ("+", "sp", 64))
+    assert shown("p:a vfs_read:6 v=argv[1]") == [f"{AT} v=+8(%si):x64"]
+    assert shown("p:a vfs_read:6 m=files[1].f_mode:x32") == [
+        f"{AT} m=(file)\\18446744071595622400[1].f_mode:x32"
+    ]
+    assert shown("p:a vfs_read:6 m=file[1].f_mode:x32") == [f"{AT} m=(file)%di[1].f_mode:x32"]
+
+
+def test_elements_have_their_own_type() -> None:
+    (found,) = at_lines(
+        parsed("p:a vfs_read:6 numbers[2] argv[0] numbers[0]:s8"), KERNEL, FakeSource()
+    )
+
+    assert [arg.spec and arg.spec.base for arg in found.args] == ["u32", "x64", "s8"]
+
+
+def test_addresses_and_whole_structs_are_of_what_variables_are() -> None:
+    assert _shape(fetched("p:a vfs_read:6 &flags")) == ("+", "sp", U64 - 7)
+    assert shown("p:a vfs_read:6 l=&limit:x64") == [f"{AT} l=\\18446744071595622400:x64"]
+    element = fetched("p:a vfs_read:6 &numbers[1]")
+    assert isinstance(element, AddressOf)
+    assert _shape(element.base) == (4, ("+", "sp", 64))
+    pointed, own = fetched("p:a vfs_read:6 *file"), fetched("p:a vfs_read:6 **table")
+    assert isinstance(pointed, AllMembers)
+    assert isinstance(pointed.base, Cast)
+    assert (pointed.base.struct, _shape(pointed.base.base)) == ("file", "di")
+    assert isinstance(own, AllMembers)
+    assert isinstance(own.base, Cast)
+    assert (own.depth, _shape(own.base.base)) == (2, STATIC)
+
+
 def _shape(fetch: Fetch) -> object:
     match fetch:
         case Register(name=name):
@@ -107,7 +149,7 @@ def test_arrows_are_for_pointers_and_dots_for_structs(text: str) -> None:
 
 def test_all_variables_are_those_that_can_be_read_and_are_numbers() -> None:
     names = f"count=%dx:u32 flags=-8(%sp):u32 mask=\\{U64}:u32 limit=@0xffffffff82000000:u32"
-    pointers = "file=%di:x64 name=%si:x64"
+    pointers = "file=%di:x64 name=%si:x64 argv=%si:x64"
     assert shown("p:a vfs_read+16 $params") == [f"{AT} count=%dx:u32 file=%di:x64"]
     (everything,) = shown("p:a vfs_read:6 $vars")
     assert everything.startswith(f"{AT} {names} {pointers} next=next")
@@ -155,9 +197,15 @@ def test_where_nothing_is_where_it_was_at_the_entry_there_are_no_variables(text:
 @pytest.mark.parametrize(
     ("text", "column", "hint"),
     [
-        ("p vfs_read:6 nosuch", 13, "in scope there: buffer count far file"),
+        ("p vfs_read:6 nosuch", 13, "in scope there: argv buffer count far file"),
         ("p vfs_read:6 count gone", 19, "it is optimised out; it can from +0x10 to +0x17"),
         ("p vfs_read:6 buffer", 13, "buffer is a char [16]: name a member, or a type"),
+        ("p vfs_read:6 numbers[4]", 13, "numbers has 4 elements, from 0"),
+        ("p vfs_read:6 count[0]", 13, "count is a unsigned int: neither an array nor a pointer"),
+        ("p vfs_read:6 grid[0]", 13, "grid is a int [2][3]: what is there is no number"),
+        ("p vfs_read:6 numbers[0].x", 13, "what is there is no number"),
+        ("p vfs_read:6 &count", 14, "count is in no memory there: it has no address"),
+        ("p vfs_read:6 +8(&count)", 17, "count is in no memory there"),
     ],
 )
 def test_what_is_not_there_says_what_is(text: str, column: int, hint: str) -> None:

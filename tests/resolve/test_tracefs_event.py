@@ -51,6 +51,8 @@ def test_what_all_releases_know_stays_as_it_is(text: str) -> None:
         ("a=%di:char", "a=%di:u8"),
         ("a=%di:symstr", "a=%di:symbol"),
         ("a=+8(%di):char[3]", "a=+8(%di):u8[3]"),
+        ("a=file->f_names[2]", "a=+120(%di)"),
+        ("*file->f_path", "mnt=+16(%di) dentry=+24(%di)"),
     ],
 )
 def test_what_old_releases_do_not_know_becomes_what_they_do(written: str, declaration: str) -> None:
@@ -112,6 +114,13 @@ def test_what_cannot_be_spelled_is_refused_with_the_release_that_has_it(
     assert (caught.value.code, caught.value.column) == ("NOT_IN_RELEASE", text.index("^"))
     assert f"Linux {since} has them" in caught.value.hint
     assert "5.10" in caught.value.hint
+
+
+def test_addresses_are_made_in_guests() -> None:
+    with pytest.raises(DefinitionError, match="made in guests") as caught:
+        to_kprobe_event(resolved("p vfs_read a=+4(&file->f_path)"), NEW, X86_64)
+
+    assert caught.value.column == 13
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def kernel(vmlinux: Path) -> Generator[GuestSession]:
 @pytest.fixture(autouse=True)
 def _nothing_stays(kernel: GuestSession) -> Generator[None]:
     yield
+    kernel.choose_tasks()
     if kernel.definitions:
         kernel.select().delete()
 
@@ -107,6 +108,30 @@ def test_members_of_a_struct_on_the_stack_are_read(kernel: GuestSession) -> None
     # What programs are made of is opened by the kernel itself.
     assert [each for each in there if each in here] == here
     assert {intent for *_, intent in here} == {0x100}
+
+
+def test_whole_structs_elements_and_addresses_are_what_their_parts_are(
+    kernel: GuestSession,
+) -> None:
+    names = "f_mode", "f_flags", "f_pos", "f_inode", "private_data"
+    kernel.probe("p:parts vfs_read " + " ".join(f"file->{name}" for name in names))
+    kernel.probe("p:entry vfs_read *file")
+    kernel.probe("p:later vfs_read:12 **file at=+0(&file->f_mode):u32 comm=$current->comm[1]:char")
+    kernel.probe("p:op do_sys_openat2:16 *op flag=op.open_flag at=+0(&op.open_flag):s32")
+    kernel.choose_tasks(comms=["head"])
+    with kernel.record() as trace:
+        kernel.run(_WORK, timeout_s=300)
+
+    parts = [tuple(event[f"arg{n}"] for n in range(1, 6)) for event in trace["parts"]]
+    assert len(parts) >= 2
+    assert parts == [tuple(event[name] for name in names) for event in trace["entry"]]
+    assert parts == [tuple(event[name] for name in names) for event in trace["later"]]
+    assert all(event["f_path_dentry"] for event in trace["later"])
+    assert all(event["at"] == event["f_mode"] for event in trace["later"])
+    assert {event["comm"] for event in trace["later"]} == {ord("e")}
+    opened = [(event["flag"], event["at"], event["open_flag"]) for event in trace["op"]]
+    assert opened
+    assert all(flag == at == open_flag for flag, at, open_flag in opened)
 
 
 def test_variables_of_the_whole_file_are_read(kernel: GuestSession) -> None:

@@ -148,8 +148,10 @@ def _variable(reader: LocationReader, name: str, die: Die, *, is_meant: bool) ->
     else:
         place = reader.location(ops or [])
     type_ = _peeled(dwarf, die)
-    is_pointer = type_.tag == _POINTER
-    struct = _peeled(dwarf, type_.die) if is_pointer and type_.die else type_
+    is_pointer, is_array = type_.tag == _POINTER, type_.tag == _ARRAY
+    inner = _peeled(dwarf, type_.die) if (is_pointer or is_array) and type_.die else None
+    lengths = [*_lengths(dwarf, type_.die)] if is_array and type_.die else []
+    struct = type_ if inner is None else inner
     return Variable(
         name=name,
         type=_type_text(dwarf, dwarf.reference(die, _AT_TYPE)),
@@ -158,6 +160,10 @@ def _variable(reader: LocationReader, name: str, die: Die, *, is_meant: bool) ->
         spec=_spec(dwarf, type_),
         struct=dwarf.name(struct.die) if struct.tag == _STRUCT and struct.die else "",
         is_pointer=is_pointer,
+        is_array=is_array,
+        element=None if inner is None else _spec(dwarf, inner),
+        element_size=0 if inner is None or len(lengths) > 1 else inner.size,
+        count=lengths[0] if len(lengths) == 1 else 0,
         is_parameter=is_meant and dwarf.tag(die) == _PARAMETER,
         ranges=tuple(_ranges(reader, die)),
     )
@@ -218,7 +224,8 @@ def _type_text(dwarf: Dwarf, die: Die | None) -> str:
             after = f"*{after}" if after.startswith("*") else f" *{after}"
             after = after.replace("* *", "**")
         elif tag == _ARRAY:
-            after = f"{after} [{_length(dwarf, die)}]".replace("] [", "][")
+            lengths = "][".join(str(each or "") for each in _lengths(dwarf, die))
+            after = f"{after} [{lengths}]".replace("] [", "][")
         elif tag in _QUALIFIERS:
             inner = dwarf.reference(die, _AT_TYPE)
             return f"{_QUALIFIERS[tag]} {_type_text(dwarf, inner)}{after}"
@@ -231,9 +238,9 @@ def _type_text(dwarf: Dwarf, die: Die | None) -> str:
     return f"...{after}"
 
 
-def _length(dwarf: Dwarf, die: Die) -> str:
+def _lengths(dwarf: Dwarf, die: Die) -> Iterator[int]:
+    # Of each of an array's dimensions; 0 where it is not known.
     for each in dwarf.children(die):
         if dwarf.tag(each) == _SUBRANGE:
             count, bound = dwarf.number(each, _AT_COUNT), dwarf.number(each, _AT_BOUND)
-            return str(count if count is not None else bound + 1 if bound is not None else "")
-    return ""
+            yield count if count is not None else bound + 1 if bound is not None else 0

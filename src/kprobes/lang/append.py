@@ -7,6 +7,7 @@ from kprobes.lang.listing import show_arguments, show_place
 from kprobes.lang.types import is_string_alone
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import (
+    AllMembers,
     AllParameters,
     AllVariables,
     Definition,
@@ -223,9 +224,13 @@ def _is_alike(old: FetchArg, new: FetchArg) -> bool:
     return old.name == new.name and (None in types or types[0] == types[1])
 
 
+_TYPED = Parameter | Member | ReturnValue | AllParameters | AllVariables | AllMembers
+"""What has types only in a kernel."""
+
+
 def _stored(arg: FetchArg) -> tuple[str, int | None] | None:
     if arg.spec is None:
-        if isinstance(arg.fetch, Parameter | Member | ReturnValue | AllParameters | AllVariables):
+        if isinstance(arg.fetch, _TYPED):
             return None
         return ("string" if is_string_alone(arg.text) else "x64"), None
     if arg.spec.base == "bits":

@@ -17,6 +17,7 @@ from kprobes.lang.scope import ParseContext, Reading, one_more
 from kprobes.lang.types import Written, finish, read_type
 from kprobes.model.codes import Code
 from kprobes.model.definition import (
+    AllMembers,
     AllParameters,
     AllVariables,
     Argument,
@@ -230,8 +231,11 @@ def _read_path(word: _Word, context: ParseContext) -> tuple[FetchArg, Definition
 
 
 def _argument(word: _Word, written: Written, reading: Reading, spec: TypeWord | None) -> FetchArg:
+    is_all = isinstance(reading.fetch, AllMembers)
+    if is_all and written.word.text:
+        raise written.word.error(Code.BAD_TYPE, hint="members have types of their own")
     return FetchArg(
-        name=word.name,
+        name="" if is_all and not word.is_named else word.name,
         fetch=reading.fetch,
         type=written.word.text,
         text=word.body.text,

@@ -16,6 +16,8 @@ from kprobes.lang.names import is_identifier
 from kprobes.lang.scope import ParseContext, Reader, Reading, leaf, one_more
 from kprobes.model.codes import Code
 from kprobes.model.definition import (
+    AddressOf,
+    AllMembers,
     Argument,
     Cast,
     Comm,
@@ -129,8 +131,11 @@ def check_number(fetch: Fetch, token: Token) -> None:
         raise token.error(Code.COMM_CANT_DEREF)
     if isinstance(fetch, Stacktrace):
         raise token.error(Code.BAD_VAR, hint="a stack trace is no address: $stack is one")
+    if isinstance(fetch, AllMembers):
+        raise token.error(Code.BAD_FETCH_ARG, hint="*NAME is an argument of its own")
 
 
+_INDEXED = re.compile(r"(\w+)((?:\[\d{1,9}\])+)", re.ASCII)
 _NO_BTF_HERE = "names of parameters and members need a place in a function, not an address"
 
 
@@ -142,13 +147,15 @@ def read_parameter(token: Token, context: ParseContext) -> Reading:
     """
     if context.is_address:
         raise token.error(Code.NOSUP_BTFARG, hint=_NO_BTF_HERE)
-    name, rest = split_walk(token, has_structs=context.has_structs)
+    whole, rest = split_walk(token, has_structs=context.has_structs)
+    name, indexes = _split_indexes(whole)
     if not is_identifier(name.text):
         raise token.error(Code.NO_BTFARG, hint=f"{name.text!r} cannot be a parameter's name")
     base = leaf(Parameter(name=name.text, span=name.span), token)
     if rest is None:
-        return base
-    return walk(base, rest, token, is_arrow=token.text[len(name.text)] == "-")
+        return walk(base, None, token, indexes=indexes) if indexes else base
+    is_arrow = token.text[len(whole.text)] == "-"
+    return walk(base, rest, token, is_arrow=is_arrow, indexes=indexes)
 
 
 def split_walk(token: Token, *, has_structs: bool = False) -> tuple[Token, Token | None]:
@@ -165,7 +172,7 @@ def split_walk(token: Token, *, has_structs: bool = False) -> tuple[Token, Token
     if at is None:
         return token, None
     if token.text[at] == ".":
-        if has_structs:
+        if has_structs or token.text[at - 1] == "]":
             return token.cut(0, at), token.cut(at + 1)
         hint = "an argument is not a structure; follow a pointer with ->"
         raise token.error(Code.NOSUP_DAT_ARG, at + 1, hint=hint)
@@ -173,19 +180,32 @@ def split_walk(token: Token, *, has_structs: bool = False) -> tuple[Token, Token
     return token.cut(0, at), token.cut(at + 2)
 
 
-def walk(base: Reading, rest: Token, whole: Token, *, is_arrow: bool = True) -> Reading:
+def walk(
+    base: Reading,
+    rest: Token | None,
+    whole: Token,
+    *,
+    is_arrow: bool = True,
+    indexes: tuple[int, ...] = (),
+) -> Reading:
     """Read the members after an arrow, and walk along them.
 
     Args:
         base: where the walk begins.
-        rest: the members, after the first arrow.
+        rest: the members, after the first arrow; None where there are only indexes.
         whole: the whole expression.
         is_arrow: whether it is one, and no dot.
+        indexes: that follow the base.
 
     Raises:
         DefinitionError: a member cannot have such a name, or the walk is too long.
     """
-    steps = read_steps(rest, is_arrow=is_arrow)
+    steps = list[tuple[Step, Token]]()
+    if indexes:
+        element = Step(name="", is_arrow=True, span=whole.span, indexes=indexes)
+        steps.append((element, whole))
+    if rest is not None:
+        steps += read_steps(rest, is_arrow=is_arrow)
     fetch: Fetch = Member(
         base=base.fetch, steps=tuple(step for step, _ in steps), span=Span(whole.start, whole.stop)
     )
@@ -213,12 +233,21 @@ def read_steps(rest: Token, *, is_arrow: bool = True) -> tuple[tuple[Step, Token
         if at is not None and not is_dot:
             _check_arrow(rest, at)
         # Whether there can be such a member is found out when its struct is known.
-        name = rest.cut(0, at)
-        steps.append((Step(name=name.text, is_arrow=is_arrow, span=name.span), name))
+        name, indexes = _split_indexes(rest.cut(0, at))
+        step = Step(name=name.text, is_arrow=is_arrow, span=name.span, indexes=indexes)
+        steps.append((step, name))
         if at is None:
             return tuple(steps)
         rest = rest.cut(at + (1 if is_dot else 2))
         is_arrow = not is_dot
+
+
+def _split_indexes(token: Token) -> tuple[Token, tuple[int, ...]]:
+    found = _INDEXED.fullmatch(token.text)
+    if found is None:
+        return token, ()
+    name, indexes = found.groups()
+    return token.cut(0, len(name)), tuple(int(each) for each in re.findall(r"\d+", indexes))
 
 
 def _first_mark(text: str) -> int | None:
@@ -505,6 +534,36 @@ def _deref(token: Token, context: ParseContext) -> Reading:
     return read_deref(token, context, read_fetch)
 
 
+def _address_of(token: Token, context: ParseContext) -> Reading:
+    inner = token.cut(1)
+    base = read_fetch(inner, context)
+    if not isinstance(base.fetch, Member | Parameter):
+        raise token.error(Code.BAD_FETCH_ARG, hint="& stands before a variable or a member")
+    return replace(base, fetch=AddressOf(base=base.fetch, span=token.span))
+
+
+def _all_members(token: Token, context: ParseContext) -> Reading:
+    inner = token.cut(len(token.text) - len(token.text.lstrip("*")))
+    is_cast = inner.text.startswith("(") and "->" not in inner.text
+    base = _bare_cast(inner, context) if is_cast else read_fetch(inner, context)
+    if not isinstance(base.fetch, Member | Parameter | Cast | CurrentTask | ReturnValue):
+        raise token.error(
+            Code.BAD_FETCH_ARG, hint="* stands before what is, or points to, a struct"
+        )
+    depth = len(token.text) - len(inner.text)
+    return replace(base, fetch=AllMembers(base=base.fetch, depth=depth, span=token.span))
+
+
+def _bare_cast(token: Token, context: ParseContext) -> Reading:
+    closing = token.text.find(")")
+    if closing < 0:
+        raise token.error(Code.DEREF_OPEN_BRACE, len(token.text))
+    base = _base(token.cut(closing + 1), context, read_fetch)
+    struct, container = _read_struct(token.cut(1, closing))
+    cast = Cast(struct=struct, container=container, base=base.fetch, span=token.span)
+    return replace(base, fetch=cast)
+
+
 def _cast(token: Token, context: ParseContext) -> Reading:
     return read_cast(token, context, read_fetch)
 
@@ -526,4 +585,6 @@ _FORMS: dict[str, Reader] = {
     "+": _deref,
     "-": _deref,
     "(": _cast,
+    "&": _address_of,
+    "*": _all_members,
 }

@@ -8,6 +8,7 @@ from kprobes.lang.fetch import ARGUMENTS_MAX
 from kprobes.lang.names import ARG_NAME_LIMIT, event_at
 from kprobes.model.definition import (
     ITERATOR,
+    AllMembers,
     AllParameters,
     AllVariables,
     Argument,
@@ -90,7 +91,8 @@ def _is_nameless(arg: FetchArg, *, is_after_all: bool) -> bool:
 
 
 def _is_all(arg: FetchArg) -> bool:
-    return isinstance(arg.fetch, AllParameters | AllVariables)
+    is_members = isinstance(arg.fetch, AllMembers) and not arg.is_named
+    return is_members or isinstance(arg.fetch, AllParameters | AllVariables)
 
 
 def at_function(definition: Definition, name: str) -> Definition:

@@ -227,11 +227,27 @@ class AllVariables(Struct, frozen=True, kw_only=True):
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """One ``->NAME`` (``is_arrow``) or ``.NAME``; the span is the name's."""
+    """One ``->NAME`` (``is_arrow``) or ``.NAME``; the span is the name's.
+
+    Attributes:
+        name: "" of a first step that only has an index: ``BASE[2]``.
+        indexes: the N of each ``[N]`` after it (ours, not the kernel's).
+    """
 
     name: str
     is_arrow: bool
     span: Span
+    indexes: tuple[int, ...] = ()
+
+    @property
+    def is_element(self) -> bool:
+        """Whether it is an element of what is before it, and no member."""
+        return not self.name and bool(self.indexes)
+
+    @property
+    def text(self) -> str:
+        """How it is written after its arrow or dot."""
+        return self.name + "".join(f"[{index}]" for index in self.indexes)
 
 
 class Member(Struct, frozen=True, kw_only=True):
@@ -252,6 +268,25 @@ class Cast(Struct, frozen=True, kw_only=True):
     struct: str
     container: str
     base: "Fetch"
+    span: Span
+
+
+class AddressOf(Struct, frozen=True, kw_only=True):
+    """``&BASE``: where a member or a variable is (ours, not the kernel's)."""
+
+    base: "Fetch"
+    span: Span
+
+
+class AllMembers(Struct, frozen=True, kw_only=True):
+    """``*BASE``: every member of the struct that BASE is or points to; alone in its word (ours).
+
+    Attributes:
+        depth: how many stars there are: with two also what is in structs that are members.
+    """
+
+    base: "Fetch"
+    depth: int
     span: Span
 
 
@@ -331,6 +366,8 @@ Fetch = (
     | AllVariables
     | Member
     | Cast
+    | AddressOf
+    | AllMembers
     | CurrentTask
     | PerCpu
     | Computed
@@ -369,7 +406,7 @@ class FetchArg(Struct, frozen=True, kw_only=True):
 
 def leaf_of(fetch: Fetch) -> Fetch:
     """Return what an expression begins with: what is left of all that is read or cast of it."""
-    while isinstance(fetch, Deref | Member | Cast | PerCpu):
+    while isinstance(fetch, Deref | Member | Cast | PerCpu | AddressOf | AllMembers):
         fetch = fetch.base
     return fetch
 

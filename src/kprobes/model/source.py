@@ -99,8 +99,12 @@ class Variable(Struct, frozen=True, kw_only=True):
         location: None where it cannot be read there.
         why: it cannot; "" where it can.
         spec: how a number is fetched; None for what is none.
-        struct: the name of the struct that it is or points to, or "".
+        struct: the name of the struct that it is, points to, or consists of, or "".
         is_pointer: whether it is a pointer.
+        is_array: whether it is an array.
+        element: how one of its elements is fetched, of an array or a pointer to numbers.
+        element_size: bytes of one; 0 where that is not known, and of an array of arrays.
+        count: of an array, how many there are; 0 where that is not known, and of others.
         is_parameter: whether it is one of the function that is meant: the copy's, or the one that
             all others are inlined in.
         ranges: (start, end) of the addresses where it can be read.
@@ -113,6 +117,10 @@ class Variable(Struct, frozen=True, kw_only=True):
     spec: TypeWord | None = None
     struct: str = ""
     is_pointer: bool = False
+    is_array: bool = False
+    element: TypeWord | None = None
+    element_size: int = 0
+    count: int = 0
     is_parameter: bool = False
     ranges: tuple[tuple[int, int], ...] = ()
 

@@ -2,23 +2,31 @@
 
 from collections.abc import Iterator
 from operator import is_
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from kprobes.errors import UnknownTypeError
 from kprobes.model.codes import Code
 from kprobes.model.definition import (
+    AllMembers,
     AllParameters,
     AllVariables,
     Argument,
+    Cast,
+    CurrentTask,
     Definition,
     Deref,
+    Fetch,
     FetchArg,
+    Member,
     Parameter,
+    Span,
+    Step,
     TypeWord,
 )
-from kprobes.model.kernel import Prototype
-from kprobes.resolve.expression import ResolveContext
+from kprobes.model.kernel import Prototype, TypeKind, Types
+from kprobes.resolve.expression import ResolveContext, evaluate
 
 _ARGS_MAX = 128
 _TEXT_MAX = 128
@@ -60,10 +68,15 @@ def _meta(context: ResolveContext, args: tuple[FetchArg, ...]) -> Iterator[tuple
         if isinstance(arg.fetch, AllVariables):
             hint = "which variables there are only debug information knows: docs/howto/source.md"
             raise context.error(Code.BAD_VAR, arg.span.start, hint)
-    words = [arg for arg in args if _is_meta(arg)]
+    expanded = [
+        (number, each)
+        for number, arg in enumerate(args, start=1)
+        for each in _all_members(context, arg)
+    ]
+    words = [arg for _, arg in expanded if _is_meta(arg)]
     prototype = _prototype(context, words) if words else None
     room = _TEXT_MAX
-    for number, arg in enumerate(args, start=1):
+    for number, arg in expanded:
         if prototype is None or not _is_meta(arg):
             yield number, arg
             continue
@@ -101,6 +114,84 @@ def _parameters(context: ResolveContext, prototype: Prototype, arg: FetchArg) ->
     suffix = f":{arg.type}" if arg.type else ""
     for name in names:
         yield replace(arg, name=name, fetch=Parameter(name=name, span=arg.body), text=name + suffix)
+
+
+_TEXT_WORD = TypeWord(base="string", size=4)
+
+
+def _all_members(context: ResolveContext, arg: FetchArg) -> Iterator[FetchArg]:
+    # Those that are numbers or texts, of a word that asks for all.
+    if not isinstance(arg.fetch, AllMembers):
+        yield arg
+        return
+    base, types = arg.fetch.base, context.types
+    if types is None:
+        hint = "this kernel carries no type information"
+        raise context.error(Code.NOSUP_BTFARG, arg.span.start, hint)
+    struct, is_arrow = _struct(context, types, base)
+    found = _Members(types, arg.body, arg.text.lstrip("*"), base, arg.fetch.depth)
+    members = [*found.of(struct, (), is_arrow=is_arrow)]
+    if not members:
+        hint = "no member is a number or a text: name one of a struct inside"
+        raise context.error(Code.NO_BTF_FIELD, arg.body.start, hint)
+    for path, text, fetch, spec in members:
+        name = "_".join([arg.name, *path] if arg.name else path)
+        yield replace(arg, name=name, fetch=fetch, text=text, spec=spec)
+
+
+def _struct(context: ResolveContext, types: Types, base: Fetch) -> tuple[int, bool]:
+    # The number of the struct that is meant, and whether it is pointed to.
+    if isinstance(base, Cast | CurrentTask):
+        name = base.struct if isinstance(base, Cast) else "task_struct"
+        number = types.struct(name)
+        if number is not None:
+            return number, True
+        # Of a cast after its opening brace.
+        column = base.span.start + isinstance(base, Cast)
+        raise context.error(Code.NO_PTR_STRCT, column, f"no struct {name} in its types")
+    ctype = evaluate(context, base).ctype
+    is_arrow = ctype is not None and ctype.kind is TypeKind.POINTER
+    target = types.describe(ctype.target) if ctype is not None and is_arrow else ctype
+    if target is None or target.kind is not TypeKind.AGGREGATE:
+        hint = "it neither is nor points to a struct"
+        raise context.error(Code.NO_PTR_STRCT, base.span.start, hint)
+    return target.number, is_arrow
+
+
+class _Members(NamedTuple):
+    # As arguments: of what, how that is written, and how deep.
+    types: Types
+    span: Span
+    text: str
+    base: Fetch
+    depth: int
+
+    def of(
+        self, number: int, before: tuple[Step, ...], *, is_arrow: bool
+    ) -> Iterator[tuple[list[str], str, Fetch, TypeWord | None]]:
+        for name in self.types.member_names(number):
+            place = self.types.member(number, name)
+            if place is None:
+                continue
+            steps = (*before, Step(name=name, is_arrow=is_arrow and not before, span=self.span))
+            ctype = self.types.describe(place.number)
+            is_text = ctype.kind is TypeKind.ARRAY and self._is_char(ctype.target)
+            if is_text or ctype.kind in (TypeKind.INT, TypeKind.ENUM, TypeKind.POINTER):
+                path = [step.name for step in steps]
+                text = self.text + ("->" if is_arrow else ".") + ".".join(path)
+                fetch = self._walked(steps)
+                yield path, text + ":string" * is_text, fetch, _TEXT_WORD if is_text else None
+            elif ctype.kind is TypeKind.AGGREGATE and len(steps) < self.depth:
+                yield from self.of(place.number, steps, is_arrow=is_arrow)
+
+    def _walked(self, steps: tuple[Step, ...]) -> Fetch:
+        if isinstance(self.base, Member):
+            return replace(self.base, steps=(*self.base.steps, *steps))
+        return Member(base=self.base, steps=steps, span=self.span)
+
+    def _is_char(self, number: int) -> bool:
+        found = self.types.describe(number)
+        return found.kind is TypeKind.INT and found.name == "char"
 
 
 def _numbered(found: Iterator[tuple[int, FetchArg]]) -> Iterator[FetchArg]:

@@ -15,6 +15,7 @@ from kprobes.errors import DefinitionError
 from kprobes.model.abi import WALK_STACK, WALK_USER_STACK
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import (
+    AddressOf,
     Argument,
     Cast,
     Comm,
@@ -29,6 +30,7 @@ from kprobes.model.definition import (
     Member,
     MemoryAt,
     MemoryOf,
+    Operation,
     Parameter,
     PerCpu,
     Register,
@@ -188,26 +190,66 @@ def walk(context: ResolveContext, types: Types, start: Start, steps: tuple[Step,
     Raises:
         DefinitionError: a step goes through no pointer, or to no member.
     """
-    operand, shift, offset = start.operand, start.shift, 0
-    ctype, place = start.ctype, None
+    first = start.aggregate
+    first = _pointee(context, steps[0], start.ctype) if first is None else first
+    place = _Place(base=start.operand, offset=-8 * start.shift, ctype=types.describe(first))
     for number, step in enumerate(steps):
-        if number == 0 or step.is_arrow:
-            if place is not None:
-                operand, shift = Load(base=operand, offset=offset // 8 - shift, is_user=False), 0
-            aggregate = start.aggregate if number == 0 else None
-            aggregate = _pointee(context, step, ctype) if aggregate is None else aggregate
-            offset = 0
-        else:
-            aggregate = ctype.number if ctype is not None else 0
-        place = find_member(context, types, aggregate, step)
-        offset += place.bit_offset
-        ctype = types.describe(place.number)
+        if number and step.is_arrow:
+            place = place.followed(types, _pointee(context, step, place.ctype))
+        if not step.is_element:
+            found = find_member(context, types, place.ctype.number, step)
+            place = replace(
+                place,
+                offset=place.offset + found.bit_offset,
+                ctype=types.describe(found.number),
+                bit_size=found.bit_size,
+            )
+        for index_number, index in enumerate(step.indexes):
+            # The first of BASE[N] is of what a pointer leads to.
+            if index_number or not step.is_element:
+                place = _elements(context, types, place, step)
+            place = _element(context, place, step, index)
     return Value(
-        operand=Load(base=operand, offset=offset // 8 - shift, is_user=False),
-        ctype=ctype,
-        bit_offset=offset % 8,
-        bit_size=place.bit_size if place is not None else 0,
+        operand=place.load(),
+        ctype=place.ctype,
+        bit_offset=place.offset % 8,
+        bit_size=place.bit_size,
     )
+
+
+class _Place(Struct, frozen=True, kw_only=True):
+    # Memory: so many bits from where a pointer leads, and what is there; of an array or a pointer
+    # whose elements are meant count is how many there are, or 0.
+    base: Operand
+    offset: int
+    ctype: CType
+    bit_size: int = 0
+    count: int = 0
+
+    def load(self) -> Load:
+        return Load(base=self.base, offset=self.offset // 8, is_user=False)
+
+    def followed(self, types: Types, target: int) -> "_Place":
+        return _Place(base=self.load(), offset=0, ctype=types.describe(target))
+
+
+def _elements(context: ResolveContext, types: Types, place: _Place, step: Step) -> _Place:
+    if place.ctype.kind is TypeKind.POINTER:
+        return place.followed(types, place.ctype.target)
+    if place.ctype.kind is TypeKind.ARRAY:
+        return replace(place, ctype=types.describe(place.ctype.target), count=place.ctype.count)
+    hint = f"{step.name} is neither an array nor a pointer"
+    raise context.error(Code.NO_BTF_FIELD, step.span.start, hint)
+
+
+def _element(context: ResolveContext, place: _Place, step: Step, index: int) -> _Place:
+    if place.count and index >= place.count:
+        hint = f"{step.text}: there are {place.count}, from 0"
+        raise context.error(Code.NO_BTF_FIELD, step.span.start, hint)
+    if not place.ctype.size:
+        hint = f"how long an element of {step.name or 'it'} is, is not known"
+        raise context.error(Code.NO_BTF_FIELD, step.span.start, hint)
+    return replace(place, offset=place.offset + 8 * place.ctype.size * index, count=0)
 
 
 def find_member(context: ResolveContext, types: Types, aggregate: int, step: Step) -> MemberPlace:
@@ -263,13 +305,27 @@ def evaluate(context: ResolveContext, fetch: Fetch) -> Value:
         case Cast(base=base):
             # Alone, it is the pointer itself.
             return Value(operand=evaluate(context, base).operand)
-        case PerCpu():
-            return Value(operand=_per_cpu(context, fetch))
+        case PerCpu() | AddressOf():
+            is_of_cpu = isinstance(fetch, PerCpu)
+            found = _per_cpu(context, fetch) if is_of_cpu else _address_of(context, fetch)
+            return Value(operand=found)
         case Computed(operation=operation, left=left, right=right):
             first, second = (evaluate(context, each).operand for each in (left, right))
             return Value(operand=ComputedValue(operation=operation, left=first, right=second))
         case _:
             return Value(operand=_leaf(context, fetch))
+
+
+def _address_of(context: ResolveContext, fetch: AddressOf) -> Operand:
+    value = evaluate(context, fetch.base)
+    if not isinstance(value.operand, Load) or value.bit_size:
+        what = "a bit-field" if value.bit_size else "what is in no memory"
+        raise context.error(Code.BAD_FETCH_ARG, fetch.span.start, f"{what} has no address")
+    start, offset = value.operand.base, value.operand.offset
+    if isinstance(start, Constant):
+        return Constant(value=start.value + offset & U64)
+    added = Constant(value=offset & U64)
+    return ComputedValue(operation=Operation.ADD, left=start, right=added) if offset else start
 
 
 def _leaf(context: ResolveContext, fetch: Fetch) -> Operand:

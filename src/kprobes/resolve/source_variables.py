@@ -11,6 +11,8 @@ from msgspec.structs import replace
 from kprobes.errors import DefinitionError
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import (
+    AddressOf,
+    AllMembers,
     AllVariables,
     Cast,
     Computed,
@@ -28,6 +30,7 @@ from kprobes.model.definition import (
     PerCpu,
     Register,
     Span,
+    Step,
     leaf_of,
 )
 from kprobes.model.kernel import Kernel
@@ -146,9 +149,11 @@ def _fetched(
     location, spec = variable.location, arg.spec
     if location is None:
         raise _error(definition, _where(variable, kernel, addr), leaf.span)
-    value = _value(location, leaf.span)
+    value, address = _value(location, leaf.span), _address(location, leaf.span)
     if arg.fetch is not leaf:
-        fetch = _replaced(arg.fetch, variable, value, _address(location, leaf.span))
+        _check_use(definition, arg.fetch, variable, has_address=address is not None)
+        fetch = _replaced(arg.fetch, variable, value, address)
+        spec = variable.element if spec is None and _is_element(arg.fetch, variable) else spec
     elif spec is not None and spec.is_string and variable.is_pointer:
         fetch = Deref(base=value, offset=0, is_user=spec.base == "ustring", span=leaf.span)
     elif spec is None and variable.spec is None:
@@ -160,6 +165,45 @@ def _fetched(
     if text is not None and spec is not None:
         text += f":{arg.type or spec.base}"
     return replace(arg, fetch=fetch, spec=spec, text=arg.text if text is None else text)
+
+
+def _check_use(
+    definition: Definition, fetch: Fetch, variable: Variable, *, has_address: bool
+) -> None:
+    match fetch:
+        case AddressOf(base=Parameter(span=span)) if not has_address:
+            hint = f"{variable.name} is in no memory there: it has no address"
+            raise _error(definition, hint, span)
+        case Member(base=Parameter(), steps=(step, *others)) if step.is_element:
+            why = _no_element(variable, step, has_members=bool(others))
+            if why:
+                raise _error(definition, why, step.span)
+        case Deref() | Member() | Cast() | PerCpu() | AddressOf() | AllMembers():
+            _check_use(definition, fetch.base, variable, has_address=has_address)
+        case _:
+            pass
+
+
+def _no_element(variable: Variable, step: Step, *, has_members: bool) -> str:
+    # Why there is none; "" where there is.
+    name, index = variable.name, step.indexes[0]
+    if not variable.is_array and not variable.is_pointer:
+        return f"{name} is a {variable.type}: neither an array nor a pointer"
+    if variable.count and index >= variable.count:
+        return f"{name} has {variable.count} elements, from 0"
+    is_number = variable.element is not None and not has_members
+    if not variable.element_size or len(step.indexes) > 1 or not (is_number or variable.struct):
+        return f"{name} is a {variable.type}: what is there is no number"
+    return ""
+
+
+def _is_element(fetch: Fetch, variable: Variable) -> bool:
+    # Of numbers; those of structs are known by the kernel's types.
+    match fetch:
+        case Member(base=Parameter(), steps=(step,)):
+            return step.is_element and not variable.struct
+        case _:
+            return False
 
 
 def _where(variable: Variable, kernel: Kernel, addr: int) -> str:
@@ -223,19 +267,34 @@ def _replaced(fetch: Fetch, variable: Variable, value: Fetch, address: Fetch | N
     match fetch:
         case Parameter():
             return value
+        case AddressOf(base=Parameter()) if address is not None:
+            return address
+        case AllMembers(base=Parameter(span=span)) if variable.struct:
+            return replace(fetch, base=_cast(variable, value, address, span))
+        case Member(steps=(first,)) if _is_element(fetch, variable):
+            start = address if variable.is_array and address is not None else value
+            offset = first.indexes[0] * variable.element_size
+            return Deref(base=start, offset=offset, is_user=False, span=fetch.span)
         case Member(base=Parameter(span=span), steps=(first, *others)) if variable.struct:
             # What is a struct itself, and no pointer to one, is walked from where it is.
-            is_there = not variable.is_pointer and address is not None and not first.is_arrow
-            if is_there or (variable.is_pointer and first.is_arrow):
-                base = address if is_there and address is not None else value
-                cast = Cast(struct=variable.struct, container="", base=base, span=span)
+            is_walked = variable.is_pointer if first.is_arrow else not variable.is_pointer
+            if is_walked or first.is_element:
                 steps = (replace(first, is_arrow=True), *others)
-                return replace(fetch, base=cast, steps=steps)
+                return replace(fetch, base=_cast(variable, value, address, span), steps=steps)
             return replace(fetch, base=value)
-        case Deref() | Member() | Cast() | PerCpu():
+        case Deref() | Member() | Cast() | PerCpu() | AddressOf() | AllMembers():
             return replace(fetch, base=_replaced(fetch.base, variable, value, address))
         case _:
             return fetch
+
+
+def _cast(variable: Variable, value: Fetch, address: Fetch | None, span: Span) -> Fetch:
+    # What points to a struct: the variable, or else where that is.
+    if variable.is_pointer:
+        return Cast(struct=variable.struct, container="", base=value, span=span)
+    if address is None:
+        return value
+    return Cast(struct=variable.struct, container="", base=address, span=span)
 
 
 def _text(fetch: Fetch) -> str | None:
@@ -263,7 +322,13 @@ def _of_base(fetch: Deref | Cast | Member | PerCpu, base: str) -> str:
         case PerCpu(is_read=is_read):
             return f"this_cpu_{'read' if is_read else 'ptr'}({base})"
         case Member(steps=steps):
-            return base + "".join(f"{'->' if step.is_arrow else '.'}{step.name}" for step in steps)
+            return base + "".join(map(_of_step, steps))
+
+
+def _of_step(step: Step) -> str:
+    if step.is_element:
+        return step.text
+    return f"{'->' if step.is_arrow else '.'}{step.text}"
 
 
 def _error(definition: Definition, hint: str, span: Span) -> DefinitionError:

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import (
+    AddressOf,
+    AllMembers,
     AllParameters,
     Argument,
     Cast,
@@ -109,7 +111,7 @@ def _with_number(fetch: Fetch, numbers: Mapping[str, int]) -> Fetch:
     match fetch:
         case Parameter(name=name, span=span) if name in numbers:
             return Argument(number=numbers[name], span=span)
-        case Deref() | Member() | Cast() | PerCpu():
+        case Deref() | Member() | Cast() | PerCpu() | AddressOf() | AllMembers():
             return replace(fetch, base=_with_number(fetch.base, numbers))
         case _:
             return fetch

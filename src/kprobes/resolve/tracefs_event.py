@@ -36,6 +36,7 @@ from kprobes.model.definition import (
 )
 from kprobes.model.resolved import (
     CommValue,
+    ComputedValue,
     Constant,
     EntryValue,
     FieldFetch,
@@ -127,6 +128,10 @@ def _argument(
         raise _only_in_guests(definition, name, arg.body.start)
     if is_plain(arg) and _has_type(arg, version):
         return Word(text=written, span=arg.span, is_same=is_same)
+    if any(isinstance(each, ComputedValue) for each in within(fetch.operand)):
+        hint = "addresses by & are made in guests: the kernel's language has no word for them"
+        column = arg.body.start
+        raise rejection(Code.NOT_YET, command=definition.command, column=column, hint=hint)
     late = _too_late(fetch.operand, version)
     if late is not None:
         raise _unknown(definition, arg, late, version)

@@ -8,6 +8,8 @@ extern int outside(const void *what, int count);
 static int limit = 5;
 static int start FADES = 7;
 static long calls PER_CPU = 1;
+static short list[4] = { 1 };
+static int grid[2][3] = { { 1 } };
 
 static inline __attribute__((always_inline)) int bounded(int value)
 {
@@ -23,7 +25,7 @@ int serves(const char *name, int count)
 	int got = bounded(count);
 
 	calls++;
-	return outside(name, got) + got;
+	return outside(list, grid[0][got & 1]) + outside(name, list[got & 3]);
 }
 
 INIT int begins(int count)
