@@ -1,41 +1,30 @@
 """The guests' kernel with its debug information, from Debian's package of that."""
 
-import subprocess
+from contextlib import closing
 from pathlib import Path
 
 from kprobes.image.debug_info import untold
-from kprobes.transport.debian import filled, kernel_image, open_apt
-
-_DEBUG = "./usr/lib/debug"
+from kprobes.transport.debian import debug_package, filled, kernel_image
 
 
 def debug_module(arch: str = "amd64") -> Path:
     """Return the 6.1 kernel's module dummy with debug information, as ``debug_vmlinux``."""
-    modules = debug_vmlinux(arch).parents[1] / "lib" / "modules" / _release(arch)
+    modules = debug_vmlinux(arch).parents[1] / "lib" / "modules" / release_of(arch)
     return modules / "kernel/drivers/net/dummy.ko"
 
 
-def _release(arch: str) -> str:
+def release_of(arch: str = "amd64") -> str:
+    """Return the release of the guests' kernel."""
     return kernel_image(arch=arch).name.removeprefix("vmlinuz-")
 
 
 def debug_vmlinux(arch: str = "amd64") -> Path:
     """Return the 6.1 kernel's vmlinux with debug information; 280 MB are downloaded once."""
-    release = _release(arch)
-    wanted = [
-        f"{_DEBUG}/boot/vmlinux-{release}",
-        f"{_DEBUG}/lib/modules/{release}/kernel/drivers/net/dummy.ko",
-    ]
+    release = release_of(arch)
 
     def fill(root: Path) -> Path:
-        apt = open_apt(root.parent / f".apt-{release}", suite="bookworm", arch=arch)
-        (deb,) = apt.download([apt.package(f"linux-image-{release}-dbg")])
-        # Of 5.6 GB; reading ends with the last that is wanted.
-        unpacking = ["tar", "--extract", "--occurrence=1", "--directory", str(root), *wanted]
-        packed = ["dpkg-deb", "--fsys-tarfile", str(deb)]
-        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-        with subprocess.Popen(packed, stdout=pipe, stderr=nothing) as reading:
-            subprocess.run(unpacking, stdin=reading.stdout, check=True)
-        return root / wanted[0]
+        with closing(debug_package(release, arch=arch, suite="bookworm")) as package:
+            package.unpack(root / "files", ["dummy"])
+        return root / "files/usr/lib/debug/boot" / f"vmlinux-{release}"
 
     return filled(f"debug-info-{release}", fill, progress=untold)

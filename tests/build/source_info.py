@@ -172,6 +172,10 @@ class FakeSource(Struct, frozen=True):
         ("twice", SourceFunction(file="b.h", line=5, copies=(TEXT + 0x44,))),
     )
 
+    @property
+    def file(self) -> str:
+        return "made up"
+
     def function(self, addr: int) -> SourceFunction | None:
         if addr != TEXT:
             return None

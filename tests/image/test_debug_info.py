@@ -77,7 +77,9 @@ def test_without_pahole_there_are_none(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(types_root().iterdir()) == []
 
 
-def test_a_tree_that_a_kernel_was_built_in_comes_first() -> None:
+def test_a_tree_that_a_kernel_was_built_in_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    kept = Path("/cache/kprobes/debug/6.1.0/usr/lib/debug")
     found = list(candidates("6.1.0", b"\x12\x34", Path("/src/arch/x86/boot/bzImage")))
 
     assert Path("/src/vmlinux") in found[:4]
@@ -85,6 +87,9 @@ def test_a_tree_that_a_kernel_was_built_in_comes_first() -> None:
         Path("/usr/lib/debug/.build-id/12/34.debug"),
         Path("/usr/lib/debug/boot/vmlinux-6.1.0"),
         Path("/usr/lib/debug/lib/modules/6.1.0/vmlinux"),
+        kept / ".build-id/12/34.debug",
+        kept / "boot/vmlinux-6.1.0",
+        kept / "lib/modules/6.1.0/vmlinux",
         Path("/lib/modules/6.1.0/build/vmlinux"),
     ]
 
@@ -105,10 +110,12 @@ def test_a_module_is_where_its_kernel_was_built_or_is_installed(
         beside = [tree / "arch/x86/boot/bzImage"]
         return list(module_candidates(name, "6.1.0", [b"\x12\x34"], beside))
 
-    own = debug / ".build-id/12/34.debug"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kept = debug_info.debug_root("6.1.0") / str(debug).removeprefix("/")
+    own = [top / ".build-id/12/34.debug" for top in (debug, kept)]
     pcm = [installed / "snd-pcm.ko", installed / "snd-pcm.ko.debug"]
-    assert found("fat") == [tree / "fs/fat/fat.ko", own]
-    assert sorted(found("snd_pcm")) == sorted([tree / "sound/snd-pcm.ko", own, *pcm])
+    assert found("fat") == [tree / "fs/fat/fat.ko", *own]
+    assert sorted(found("snd_pcm")) == sorted([tree / "sound/snd-pcm.ko", *own, *pcm])
     assert found("snd_pcm")[0] == tree / "sound/snd-pcm.ko"
     assert list(module_candidates("snd", "../6.1.0", [], [])) == []
 

@@ -39,8 +39,8 @@ def _words(example: str) -> list[str]:
 
 _ALL = [example for module in (main, *main.COMMANDS) for example in _examples(module)]
 _COUNTING = ("count", "hist")
-_NOT_SO = ("guest", "open")
-"""Commands that end when they are told to, or when a page has what they show."""
+_NOT_SO = ("guest", "open", "debuginfo")
+"""Commands that end when they are told to, or when a page has what they show, or that download."""
 _RUN = [each for each in _ALL if "--" not in _words(each) and _words(each)[0] not in _NOT_SO]
 
 

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from kprobes.errors import StateError, UnreachableError, UsageError
 from kprobes.transport.debian import (
     Package,
     busybox,
+    debug_package,
     images,
     is_static,
     kernel_image,
@@ -49,6 +51,7 @@ esac
 _DPKG_DEB = """#!/bin/sh
 echo "dpkg-deb $*" >>"{root}/calls"
 name=$(basename "$2" .deb)
+[ "$1" = --fsys-tarfile ] && exec tar -c -C "{root}/contents/$name" .
 cp -r "{root}/contents/$name/." "$3"
 """
 
@@ -199,6 +202,64 @@ def test_packages_that_lead_in_circles_end(debian: FakeApt) -> None:
         debian.add(f"linux-image-{i}", depends=following)
 
     assert len(kernel_parts(_finder(debian), "linux-image-0")) <= 8
+
+
+DEBUG = f"{REAL}-dbg"
+RELEASE = REAL.removeprefix("linux-image-")
+_TOP = "usr/lib/debug"
+_MODULES = f"{_TOP}/lib/modules/{RELEASE}/kernel"
+DEBUG_FILES = {
+    f"{_TOP}/boot/vmlinux-{RELEASE}": b"vmlinux",
+    f"{_MODULES}/fs/fat.ko": b"fat",
+    f"{_MODULES}/sound/snd-pcm.ko": b"pcm",
+    f"{_MODULES}/sound/snd.ko": b"snd",
+    f"{_TOP}/.build-id/12/34.debug": b"vmlinux",
+}
+
+
+def _unpacked(into: Path) -> dict[str, bytes]:
+    files = (path for path in into.rglob("*") if path.is_file())
+    return {str(path.relative_to(into)): path.read_bytes() for path in files}
+
+
+def test_debug_information_is_that_of_the_kernel_and_of_its_modules(
+    debian: FakeApt, tmp_path: Path
+) -> None:
+    debian.add(DEBUG, files=DEBUG_FILES)
+    into, said = tmp_path / "cache" / "kprobes" / "debug" / RELEASE, list[str]()
+    for modules in (["fat"], ["snd_pcm", "nosuch"]):
+        with closing(debug_package(RELEASE, arch="amd64", progress=said.append)) as package:
+            assert (package.suite, package.package.size) == ("bookworm", 2097152)
+            package.unpack(into, modules)
+        lists = package.apt.root
+        assert not lists.exists()
+
+    # What was there before is not.
+    names = f"{_TOP}/boot/vmlinux-{RELEASE}", f"{_MODULES}/sound/snd-pcm.ko"
+    assert _unpacked(into) == {name: DEBUG_FILES[name] for name in names}
+    assert into.stat().st_mode & 0o77 == 0
+    assert said == ["reading the package lists of Debian bookworm"] * 2
+
+
+def test_every_suite_is_asked_and_what_each_says_is_told(debian: FakeApt) -> None:
+    with pytest.raises(UnreachableError, match=r"has no linux-image-6\.9-dbg: bookworm: .*; sid: "):
+        debug_package("6.9", arch="amd64")
+    assert sum("update" in call for call in debian.calls) == 6
+    with pytest.raises(UnreachableError, match=r"has no linux-image-6\.9-dbg: trixie: [^;]*$"):
+        debug_package("6.9", arch="amd64", suite="trixie")
+    with pytest.raises(UnreachableError, match="no release of a kernel"):
+        debug_package("6.9; rm -r", arch="amd64")
+
+
+def test_a_package_without_the_kernel_keeps_nothing(debian: FakeApt, tmp_path: Path) -> None:
+    debian.add(DEBUG, files={f"{_MODULES}/fs/fat.ko": b"fat"})
+    into = tmp_path / "cache" / "kprobes" / "debug" / RELEASE
+    with (
+        closing(debug_package(RELEASE, arch="amd64")) as package,
+        pytest.raises(UnreachableError, match="hold no"),
+    ):
+        package.unpack(into, ["fat"])
+    assert list(into.parent.iterdir()) == []
 
 
 def test_the_second_call_asks_nobody(debian: FakeApt) -> None:

@@ -42,6 +42,11 @@ class DwarfSource:
         self._asked = 0
         self._names = cache(partial(read_inlined_names, dwarf))
 
+    @property
+    def file(self) -> str:
+        """The file that has it."""
+        return str(self._dwarf.path)
+
     def function(self, addr: int) -> SourceFunction | None:
         """Return the function at an address, or None where nothing is known of it."""
         found = read_function(self._dwarf, self._linked(addr))
@@ -129,6 +134,6 @@ def open_source(
         dwarf.close()
     raise TargetError(
         f"lines and variables need the debug information of kernel {release}, build "
-        f"{build_id.hex() or 'unknown'}: give its vmlinux by --vmlinux, install its -dbg package, "
-        "or name servers in DEBUGINFOD_URLS"
+        f"{build_id.hex() or 'unknown'}: give its vmlinux by --vmlinux, install its -dbg package "
+        "(or `kprobe debuginfo --fetch`), or name servers in DEBUGINFOD_URLS"
     )

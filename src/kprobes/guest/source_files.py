@@ -114,7 +114,8 @@ class SourceFiles:
         raise TargetError(
             f"lines and variables of the module {module.name} need its debug information, build "
             f"{' or '.join(each.hex() for each in ids) or 'unknown'}: name its file by --module, "
-            "install the kernel's -dbg package, or name servers in DEBUGINFOD_URLS"
+            "install the kernel's -dbg package (or `kprobe debuginfo --fetch`), or name servers in "
+            "DEBUGINFOD_URLS"
         )
 
     def _of_build(self, name: str, ids: frozenset[bytes]) -> Iterator[Path]:

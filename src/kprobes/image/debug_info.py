@@ -29,6 +29,11 @@ _MAX_FILES = 16
 _TIMEOUT_S = 900
 
 
+def debug_root(release: str) -> Path:
+    """Return where a release's packages are unpacked: ``$XDG_CACHE_HOME/kprobes/debug/RELEASE``."""
+    return directories.cache() / "debug" / release
+
+
 def types_root() -> Path:
     """Return where they are kept: ``$XDG_CACHE_HOME/kprobes/types``."""
     return directories.cache() / "types"
@@ -87,10 +92,11 @@ def candidates(release: str, build_id: bytes, booted: Path | None) -> Iterator[P
     if not release or "/" in release:
         return
     name = build_id.hex()
-    if name:
-        yield _by_build_id(name)
-    yield _DEBUG / "boot" / f"{_NAME}-{release}"
-    yield _DEBUG / "lib" / "modules" / release / _NAME
+    for top in _tops(release):
+        if name:
+            yield _by_build_id(top, name)
+        yield top / "boot" / f"{_NAME}-{release}"
+        yield top / "lib" / "modules" / release / _NAME
     yield Path("/lib/modules", release, "build", _NAME)
 
 
@@ -113,11 +119,11 @@ def module_candidates(
     for file in beside:
         for parent in file.parents[: _DEPTH + 1]:
             yield from _built(parent, name)
-    for build_id in build_ids:
-        yield _by_build_id(build_id.hex())
     if not release or "/" in release:
         return
-    for top in (_DEBUG / "lib" / "modules" / release, Path("/lib/modules", release)):
+    yield from (_by_build_id(top, each.hex()) for top in _tops(release) for each in build_ids)
+    modules = (top / "lib" / "modules" / release for top in _tops(release))
+    for top in (*modules, Path("/lib/modules", release)):
         for directory, _, files in os.walk(top):
             found = (Path(directory, file) for file in files if ".ko" in file)
             yield from (path for path in found if module_name(path) == name)
@@ -135,8 +141,13 @@ def _built(top: Path, name: str) -> Iterator[Path]:
     yield from (path for path in files if module_name(path) == name)
 
 
-def _by_build_id(name: str) -> Path:
-    return _DEBUG / ".build-id" / name[:2] / f"{name[2:]}.debug"
+def _tops(release: str) -> tuple[Path, Path]:
+    # Where packages are installed, and where they are unpacked.
+    return _DEBUG, debug_root(release) / _DEBUG.relative_to("/")
+
+
+def _by_build_id(top: Path, name: str) -> Path:
+    return top / ".build-id" / name[:2] / f"{name[2:]}.debug"
 
 
 def own_files(

@@ -145,8 +145,11 @@ def _read(memory: Memory, start: int, stop: int) -> Iterator[bytes]:
     yield b"".join(pages)
 
 
+def modules_of(kernel: Kernel) -> tuple[ModuleSymbols, ...]:
+    """Return the modules that a kernel has loaded, in the order of its list."""
+    return kernel.symbols.modules if isinstance(kernel.symbols, SymbolMap) else ()
+
+
 def loaded_module(kernel: Kernel, name: str) -> ModuleSymbols | None:
     """Return a module of a kernel as it is loaded, or None."""
-    symbols = kernel.symbols
-    modules = symbols.modules if isinstance(symbols, SymbolMap) else ()
-    return next((module for module in modules if module.name == name), None)
+    return next((module for module in modules_of(kernel) if module.name == name), None)

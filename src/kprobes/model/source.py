@@ -134,6 +134,11 @@ class Variable(Struct, frozen=True, kw_only=True):
 class SourceInfo(Protocol):
     """The debug information of one kernel, or of one of its modules; addresses are of what runs."""
 
+    @property
+    def file(self) -> str:
+        """The file that has it."""
+        ...
+
     def function(self, addr: int) -> SourceFunction | None:
         """Return the function at an address, or None where nothing is known of it."""
         ...

@@ -17,7 +17,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -328,6 +328,95 @@ def kernel_image(
         return _only(root, "boot/vmlinuz-*", "usr/lib/modules/*/vmlinuz", "lib/modules/*/vmlinuz")
 
     return filled(kept, fill, progress=progress)
+
+
+_DEBUG = "./usr/lib/debug"
+_SUITES = ("bookworm", "bookworm-backports", "trixie", "trixie-backports", "bullseye", "sid")
+
+
+def debug_package(
+    release: str, *, arch: str, suite: str = "", mirror: str = "", progress: Progress = _quiet
+) -> "DebugPackage":
+    """Return the package that has a kernel's debug information, of the first suite that has it.
+
+    Args:
+        release: of the kernel, as Debian names it.
+        arch: in Debian's words.
+        suite: of Debian; "" for all of some.
+        mirror: of the archive; "" for this machine's own.
+        progress: called with what is done.
+
+    Raises:
+        UnreachableError: no apt, no network, no such package.
+    """
+    if re.fullmatch(r"[\w.+~-]+", release) is None:
+        raise UnreachableError(f"{release!r} is no release of a kernel of Debian's")
+    name, reasons = f"linux-image-{release}-dbg", list[str]()
+    for each in (suite,) if suite else _SUITES:
+        scratch = tempfile.TemporaryDirectory(prefix="kprobes-apt-")
+        try:
+            progress(f"reading the package lists of Debian {each}")
+            apt = open_apt(Path(scratch.name), suite=each, arch=arch, mirror=mirror)
+            found = apt.package(name)
+            return DebugPackage(apt=apt, package=found, suite=each, release=release, kept=scratch)
+        except UnreachableError as error:
+            scratch.cleanup()
+            reasons.append(f"{each}: {error}")
+    raise UnreachableError(f"Debian has no {name}: {'; '.join(reasons)}")
+
+
+class DebugPackage(Struct, frozen=True, kw_only=True):
+    """A kernel's debug information, not downloaded yet.
+
+    Attributes:
+        suite: of Debian, which has it.
+        release: of the kernel.
+        kept: where apt has its lists, until this is closed.
+    """
+
+    apt: Apt
+    package: Package
+    suite: str
+    release: str
+    kept: "tempfile.TemporaryDirectory[str]"
+
+    def unpack(self, into: Path, modules: Iterable[str]) -> None:
+        """Download it and unpack the kernel's file, and those of some modules, anew.
+
+        Args:
+            into: a directory, which must not be there, or is what this made once.
+            modules: as the kernel names them; those that it has not are left out.
+
+        Raises:
+            UnreachableError: it cannot be downloaded, or has no such kernel; StateError: or kept.
+        """
+        patterns = [name.replace("_", "[-_]") for name in modules]
+        wanted = [
+            f"{_DEBUG}/boot/vmlinux-{self.release}",
+            *(f"{_DEBUG}/lib/modules/*/{each}.ko*" for each in patterns),
+        ]
+        (deb,) = self.apt.download([self.package])
+        directories.make(into.parent, top=directories.cache())
+        with tempfile.TemporaryDirectory(prefix=".debug-", dir=into.parent) as scratch:
+            fresh = Path(scratch, "files")
+            fresh.mkdir(mode=0o700)
+            # Of 5.6 GB reading ends with the last that is wanted; a pattern of nothing fails.
+            unpacking = ["tar", "--extract", "--wildcards", "--occurrence=1", *wanted]
+            with subprocess.Popen(
+                ["dpkg-deb", "--fsys-tarfile", str(deb)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            ) as packed:
+                subprocess.run(
+                    unpacking, cwd=fresh, stdin=packed.stdout, capture_output=True, check=False
+                )
+            _only(fresh, f"{_DEBUG}/boot/vmlinux-*")
+            shutil.rmtree(into, ignore_errors=True)
+            fresh.rename(into)
+
+    def close(self) -> None:
+        """Let go of what apt has of it."""
+        self.kept.cleanup()
 
 
 def modules_of(kernel: Path) -> Path | None:

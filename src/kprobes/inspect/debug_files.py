@@ -1,0 +1,74 @@
+"""The files with the debug information of a guest's kernel and modules; Debian's, fetched."""
+
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+
+from msgspec import Struct
+
+from kprobes.errors import TargetError
+from kprobes.guest.guest import Guest
+from kprobes.image.debug_info import debug_root
+from kprobes.image.module_sections import modules_of
+from kprobes.transport.debian import debug_package
+from kprobes.transport.qemu_command import MACHINE_TYPES
+from kprobes.units import MIB
+
+_KEPT = 2
+"""Releases whose packages stay unpacked: the last ones."""
+
+
+class DebugFile(Struct, frozen=True, kw_only=True):
+    """What has the debug information of one of them.
+
+    Attributes:
+        module: or "" for the kernel itself.
+        file: or "" where there is none.
+    """
+
+    module: str
+    file: str
+
+
+def debug_files(guest: Guest) -> list[DebugFile]:
+    """Return which file has that of a guest's kernel, and of each module that it has loaded.
+
+    Raises:
+        UsageError: libdw is not there.
+    """
+    names = ("", *(module.name for module in modules_of(guest.kernel)))
+    return [DebugFile(module=name, file=_file(guest, name)) for name in names]
+
+
+def _file(guest: Guest, module: str) -> str:
+    try:
+        return guest.open_source(guest.kernel, module).file
+    except TargetError:
+        return ""
+
+
+def fetch_debug_files(
+    guest: Guest, tell: Callable[[str], None], *, suite: str = "", mirror: str = ""
+) -> None:
+    """Download Debian's package for a guest's kernel; keep its file, and those of loaded modules.
+
+    Args:
+        guest: whose kernel is one of Debian's.
+        tell: is given words for people, such as how much is downloaded.
+        suite: of Debian; "" for all of some.
+        mirror: of its archive; "" for this machine's own.
+
+    Raises:
+        UnreachableError: no apt, no network, no such package; StateError: it cannot be kept.
+    """
+    kernel = guest.kernel
+    arch = next(name for name, each in MACHINE_TYPES.items() if each.native == kernel.arch)
+    package = debug_package(kernel.release, arch=arch, suite=suite, mirror=mirror, progress=tell)
+    with closing(package):
+        size, name = package.package.size // MIB, package.package.name
+        tell(f"downloading {name} of Debian {package.suite}: {size} MB")
+        package.unpack(debug_root(kernel.release), (each.name for each in modules_of(kernel)))
+    kept = debug_root("").glob("[!.]*")
+    for old in sorted(kept, key=lambda each: each.stat().st_mtime)[:-_KEPT]:
+        tell(f"forgetting {old.name}")
+        shutil.rmtree(old, ignore_errors=True)
