@@ -9,14 +9,15 @@ from msgspec.structs import replace
 
 from kprobes.arch.aarch64.arch import AARCH64
 from kprobes.arch.x86_64.arch import X86_64
-from kprobes.errors import DefinitionError, RefusedError, TargetError
+from kprobes.errors import DefinitionError, RefusedError, TargetError, UsageError
 from kprobes.formats import btf_index
 from kprobes.formats.btf import Btf
 from kprobes.guest.places import FindSite, Places, Unpatched
 from kprobes.guest.text import Text
 from kprobes.image.types import BtfTypes
-from kprobes.model.kernel import TextTables
+from kprobes.model.kernel import Kernel, TextTables
 from kprobes.model.plan import Site, Strategy
+from kprobes.model.source import SourceInfo
 from kprobes.plan.ftrace import Sites
 from kprobes.plan.strategy import Wish
 from kprobes.resolve.explain import explain
@@ -214,3 +215,19 @@ def test_names_away_from_an_entry_are_the_kernels_own_error_without_debug_inform
     assert places.expand(definition) == [definition]
     with pytest.raises(TargetError, match="lines and variables need debug information"):
         places.expand(read("p vfs_read:4"))
+
+
+def test_a_mistyped_name_is_told_also_where_nothing_reads_debug_information() -> None:
+    def without_library(kernel: Kernel, module: str = "") -> SourceInfo:
+        del kernel, module
+        raise UsageError("libdw.so.1 is not there")
+
+    places = make_places()
+    places.open_source = without_library
+
+    (same,) = places.expand(read("p vfs_raed"))
+    with pytest.raises(DefinitionError, match="did you mean vfs_read"):
+        places.resolve(same, event_id=1)
+    # Variables need it.
+    with pytest.raises(UsageError, match="is not there"):
+        places.expand(read("p vfs_read $vars"))

@@ -31,6 +31,7 @@ from kprobes.errors import (
     RefusedError,
     TargetError,
     UnknownTypeError,
+    UsageError,
 )
 from kprobes.guest.guest import Guest, PageCache, no_source, remembering
 from kprobes.guest.text import (
@@ -265,8 +266,7 @@ class Places:
         if definition.place.line is not None:
             source = self.open_source(self.kernel, module_of(definition, self.kernel))
             return self._at_lines(definition, source)
-        helps = names_variables(definition) or is_inlined(definition, self.kernel)
-        known = self._source_if_any(module_of(definition, self.kernel)) if helps else None
+        known = self._helping(definition)
         if known is not None:
             return self._at_lines(definition, known)
         if not definition.place.is_glob:
@@ -286,6 +286,17 @@ class Places:
                 f"{without} of them {why}, {len(with_site)} with a name that several functions have"
             )
         return [at_function(definition, name) for name in sorted(unique.values())]
+
+    def _helping(self, definition: Definition) -> SourceInfo | None:
+        # What knows of names that nothing else does, if there is anything.
+        module = module_of(definition, self.kernel)
+        if names_variables(definition):
+            return self._source_if_any(module)
+        if is_inlined(definition, self.kernel):
+            # Most such names are mistyped, which needs no library to be told.
+            with suppress(UsageError):
+                return self._source_if_any(module)
+        return None
 
     def _find_source(self, module: str) -> SourceInfo | None:
         # Without debug information the kernel's word counts: there is no such variable.
