@@ -242,13 +242,22 @@ def test_debug_information_is_that_of_the_kernel_and_of_its_modules(
 
 
 def test_every_suite_is_asked_and_what_each_says_is_told(debian: FakeApt) -> None:
-    with pytest.raises(UnreachableError, match=r"has no linux-image-6\.9-dbg: bookworm: .*; sid: "):
-        debug_package("6.9", arch="amd64")
+    with pytest.raises(
+        UnreachableError, match=r"has no linux-image-6\.9-amd64-dbg: bookworm: .*; sid: "
+    ):
+        debug_package("6.9-amd64", arch="amd64")
     assert sum("update" in call for call in debian.calls) == 6
-    with pytest.raises(UnreachableError, match=r"has no linux-image-6\.9-dbg: trixie: [^;]*$"):
-        debug_package("6.9", arch="amd64", suite="trixie")
-    with pytest.raises(UnreachableError, match="no release of a kernel"):
-        debug_package("6.9; rm -r", arch="amd64")
+    with pytest.raises(
+        UnreachableError, match=r"has no linux-image-6\.9-amd64-dbg: trixie: [^;]*$"
+    ):
+        debug_package("6.9-amd64", arch="amd64", suite="trixie")
+
+
+@pytest.mark.parametrize("release", ["6.9", "6.9-arm64", "6.9; rm -amd64", "6.9-mine", ""])
+def test_other_kernels_are_not_asked_for(debian: FakeApt, release: str) -> None:
+    with pytest.raises(UnreachableError, match="no release of a kernel of Debian's"):
+        debug_package(release, arch="amd64")
+    assert debian.calls == []
 
 
 def test_a_package_without_the_kernel_keeps_nothing(debian: FakeApt, tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         found = debug_files(guest)
         if args.fetch and not all(each.file for each in found):
             suite, mirror = args.suite or "", args.mirror or ""
-            fetch_debug_files(guest, print_message, suite=suite, mirror=mirror)
+            tell = None if args.quiet else print_message
+            fetch_debug_files(guest, tell, suite=suite, mirror=mirror)
             found = debug_files(guest)
     write_text(out, as_json(found) if args.format == "json" else as_text(found))
     if not found[0].file:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from kprobes.errors import TargetError
 from kprobes.guest.guest import Guest
-from kprobes.image.debug_info import debug_root
+from kprobes.image.debug_info import debug_root, untold
 from kprobes.image.module_sections import modules_of
 from kprobes.transport.debian import debug_package
 from kprobes.transport.qemu_command import MACHINE_TYPES
@@ -48,20 +48,20 @@ def _file(guest: Guest, module: str) -> str:
 
 
 def fetch_debug_files(
-    guest: Guest, tell: Callable[[str], None], *, suite: str = "", mirror: str = ""
+    guest: Guest, tell: Callable[[str], None] | None, *, suite: str = "", mirror: str = ""
 ) -> None:
     """Download Debian's package for a guest's kernel; keep its file, and those of loaded modules.
 
     Args:
         guest: whose kernel is one of Debian's.
-        tell: is given words for people, such as how much is downloaded.
+        tell: is given words for people, such as how much is downloaded, or None.
         suite: of Debian; "" for all of some.
         mirror: of its archive; "" for this machine's own.
 
     Raises:
         UnreachableError: no apt, no network, no such package; StateError: it cannot be kept.
     """
-    kernel = guest.kernel
+    kernel, tell = guest.kernel, tell or untold
     arch = next(name for name, each in MACHINE_TYPES.items() if each.native == kernel.arch)
     package = debug_package(kernel.release, arch=arch, suite=suite, mirror=mirror, progress=tell)
     with closing(package):

@@ -349,7 +349,7 @@ def debug_package(
     Raises:
         UnreachableError: no apt, no network, no such package.
     """
-    if re.fullmatch(r"[\w.+~-]+", release) is None:
+    if re.fullmatch(rf"[\w.+~-]+-{re.escape(arch)}(?:-\w+)?", release) is None:
         raise UnreachableError(f"{release!r} is no release of a kernel of Debian's")
     name, reasons = f"linux-image-{release}-dbg", list[str]()
     for each in (suite,) if suite else _SUITES:
