@@ -71,6 +71,12 @@ VARIABLES = (
         location=Location(kind=LocationKind.MEMORY, register="sp", number=32),
     ),
     variable(
+        "mode",
+        type="enum mode",
+        enum="mode",
+        location=Location(kind=LocationKind.REGISTER, register="cx"),
+    ),
+    variable(
         "numbers",
         type="unsigned int [4]",
         spec=None,

@@ -100,6 +100,7 @@ def test_variables_are_where_their_sections_are(source: DwarfSource) -> None:
     assert externs["limit"].location == Location(kind=LocationKind.STATIC, number=DATA)
     assert externs["calls"].location == Location(kind=LocationKind.PER_CPU, number=PER_CPU)
     assert externs["start"].location is None
+    assert (externs["state"].enum, externs["limit"].enum) == ("state", "")
     text, listed, grid = entry["name"], externs["list"], externs["grid"]
     assert [(each.is_pointer, each.is_array) for each in (text, listed, grid)] == [
         (True, False),

@@ -1,10 +1,14 @@
 """Types: what the kernel takes for an expression that has none, and what each one keeps."""
 
 import pytest
+from msgspec.structs import replace
 
+from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError
 from kprobes.model.resolved import FieldFetch, Storage
-from tests.build.typed import resolved
+from kprobes.resolve.resolve import resolve
+from tests.build.kernel import read
+from tests.build.typed import KERNEL, resolved
 
 
 def _fetch(form: str) -> FieldFetch:
@@ -96,6 +100,21 @@ def test_enumerators_come_with_an_enum_and_only_with_numbers_of_it() -> None:
     assert _fetch("file->f_enum:x32").field.enumerators == pairs
     assert _fetch("mode:char").field.enumerators == ()
     assert _fetch("count").field.enumerators == ()
+
+
+@pytest.mark.parametrize(("enum", "count"), [("mode", 2), ("nosuch", 0), ("", 0)])
+def test_variables_of_an_enum_have_its_enumerators(enum: str, count: int) -> None:
+    definition = read("p vfs_read m=%cx:u32")
+    (arg,) = definition.args
+    found = resolve(
+        replace(definition, args=(replace(arg, enum=enum),)),
+        KERNEL,
+        X86_64,
+        event_id=1,
+        locate=lambda function: function.addr,
+    )
+
+    assert len(found.fetches[0].field.enumerators) == count
 
 
 def test_all_fields_together_have_a_limit() -> None:

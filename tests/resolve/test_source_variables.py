@@ -96,6 +96,12 @@ def test_elements_have_their_own_type() -> None:
     assert [arg.spec and arg.spec.base for arg in found.args] == ["u32", "x64", "s8"]
 
 
+def test_an_enum_keeps_its_name() -> None:
+    (found,) = at_lines(parsed("p:a vfs_read:6 mode m=mode:x32 count"), KERNEL, FakeSource())
+
+    assert [arg.enum for arg in found.args] == ["mode", "mode", ""]
+
+
 def test_addresses_and_whole_structs_are_of_what_variables_are() -> None:
     assert _shape(fetched("p:a vfs_read:6 &flags")) == ("+", "sp", U64 - 7)
     assert shown("p:a vfs_read:6 l=&limit:x64") == [f"{AT} l=\\18446744071595622400:x64"]
@@ -149,7 +155,7 @@ def test_arrows_are_for_pointers_and_dots_for_structs(text: str) -> None:
 
 def test_all_variables_are_those_that_can_be_read_and_are_numbers() -> None:
     names = f"count=%dx:u32 flags=-8(%sp):u32 mask=\\{U64}:u32 limit=@0xffffffff82000000:u32"
-    pointers = "file=%di:x64 name=%si:x64 argv=%si:x64"
+    pointers = "file=%di:x64 name=%si:x64 mode=%cx:u32 argv=%si:x64"
     assert shown("p:a vfs_read+16 $params") == [f"{AT} count=%dx:u32 file=%di:x64"]
     (everything,) = shown("p:a vfs_read:6 $vars")
     assert everything.startswith(f"{AT} {names} {pointers} next=next")

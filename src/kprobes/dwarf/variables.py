@@ -159,6 +159,7 @@ def _variable(reader: LocationReader, name: str, die: Die, *, is_meant: bool) ->
         why="" if isinstance(place, Location) else place,
         spec=_spec(dwarf, type_),
         struct=dwarf.name(struct.die) if struct.tag == _STRUCT and struct.die else "",
+        enum=dwarf.name(type_.die) if type_.tag == _ENUM and type_.die else "",
         is_pointer=is_pointer,
         is_array=is_array,
         element=None if inner is None else _spec(dwarf, inner),

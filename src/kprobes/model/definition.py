@@ -387,6 +387,7 @@ class FetchArg(Struct, frozen=True, kw_only=True):
         body: FETCH without NAME and TYPE, where most errors point.
         type_span: the type's columns; empty at the word's end when there is none.
         spec: the type, read; None when the word names none.
+        enum: of a variable of the source, the name of its enum; else "".
     """
 
     name: str
@@ -397,6 +398,7 @@ class FetchArg(Struct, frozen=True, kw_only=True):
     body: Span
     type_span: Span
     spec: TypeWord | None = None
+    enum: str = ""
 
     @property
     def is_named(self) -> bool:

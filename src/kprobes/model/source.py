@@ -100,6 +100,7 @@ class Variable(Struct, frozen=True, kw_only=True):
         why: it cannot; "" where it can.
         spec: how a number is fetched; None for what is none.
         struct: the name of the struct that it is, points to, or consists of, or "".
+        enum: the name of the enum that it is of, or "".
         is_pointer: whether it is a pointer.
         is_array: whether it is an array.
         element: how one of its elements is fetched, of an array or a pointer to numbers.
@@ -116,6 +117,7 @@ class Variable(Struct, frozen=True, kw_only=True):
     why: str = ""
     spec: TypeWord | None = None
     struct: str = ""
+    enum: str = ""
     is_pointer: bool = False
     is_array: bool = False
     element: TypeWord | None = None

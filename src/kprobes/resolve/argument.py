@@ -99,7 +99,7 @@ def _text(arg: FetchArg, operand: Operand) -> Fetched:
 
 
 def _number(context: ResolveContext, arg: FetchArg, spec: TypeWord, value: Value) -> Fetched:
-    is_bits = spec.base == "bits"
+    is_bits, is_integer = spec.base == "bits", spec.base in _INTEGERS
     return Fetched(
         name=arg.name,
         type=f"u{8 * spec.size}" if is_bits else spec.base,
@@ -110,8 +110,15 @@ def _number(context: ResolveContext, arg: FetchArg, spec: TypeWord, value: Value
         count=spec.count,
         bit_offset=spec.bit_offset,
         bit_width=spec.bit_width if spec.bit_width < 8 * spec.size else 0,
-        enumerators=_names(context, value.ctype) if spec.base in _INTEGERS else (),
+        enumerators=_names(context, _type_of(context, arg, value)) if is_integer else (),
     )
+
+
+def _type_of(context: ResolveContext, arg: FetchArg, value: Value) -> CType | None:
+    number = context.types.named(f"enum {arg.enum}") if context.types and arg.enum else None
+    if context.types is None or number is None:
+        return value.ctype
+    return context.types.describe(number)
 
 
 def _inferred(context: ResolveContext, arg: FetchArg, value: Value) -> Fetched:

@@ -161,6 +161,7 @@ def _fetched(
         raise _error(definition, hint, leaf.span)
     else:
         fetch, spec = value, spec or variable.spec
+        arg = replace(arg, enum=variable.enum)
     text = _text(fetch)
     if text is not None and spec is not None:
         text += f":{arg.type or spec.base}"
