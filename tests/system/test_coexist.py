@@ -20,7 +20,7 @@ from tests.build.console_guest import ConsoleGuest, console_guest
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 
-_CYCLES = {"bookworm": 20, "bullseye": 5, "bookworm-backports": 5, "sid": 5}
+_CYCLES = {"bookworm": 10, "bullseye": 5, "bookworm-backports": 5, "sid": 5}
 _FEWER = {"amd64": 1, "arm64": 4}
 """What these numbers are divided by, where a guest takes longer."""
 _DEFINITIONS = """

@@ -48,8 +48,8 @@ class Scope(Struct, frozen=True, kw_only=True):
 
 _SCOPES = {
     "amd64": Scope(
-        functions=300,
-        most=1500,
+        functions=200,
+        most=700,
         return_methods={ReturnMethod.RETINSN: 1000, ReturnMethod.TAIL: 1000},
         values=500,
     ),
