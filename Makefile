@@ -33,7 +33,8 @@ $(STAMPS)/venv: pyproject.toml
 # QEMU before 8.1 may run an emulated CPU on through old text while another one patches it: a guest
 # that patches itself (its own ftrace, its own kprobes) crashes. Debian 12 has 8.1's successors
 # in its backports.
-BUILD_PACKAGES := linux-source-6.1 gcc clang-19 lld-19 llvm-19 make flex bison bc libelf-dev dwarves xz-utils
+BUILD_PACKAGES := linux-source-6.1 gcc clang-19 lld-19 llvm-19 make flex bison bc libelf-dev dwarves xz-utils \
+	linux-perf
 BACKPORTS := $(STAMPS)/backports.list
 FROM_BACKPORTS := -o Dir::Etc::SourceList=$(abspath $(BACKPORTS)) -t bookworm-backports
 

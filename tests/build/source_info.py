@@ -10,7 +10,14 @@ from kprobes.errors import DefinitionError
 from kprobes.lang.listing import show
 from kprobes.lang.parser import parse
 from kprobes.model.definition import Definition, TypeWord
-from kprobes.model.source import Location, LocationKind, SourceFunction, SourceLine, Variable
+from kprobes.model.source import (
+    Location,
+    LocationKind,
+    Piece,
+    SourceFunction,
+    SourceLine,
+    Variable,
+)
 from kprobes.resolve.source_place import at_lines
 from tests.build.kernel import TEXT, make_kernel, symbol
 
@@ -104,6 +111,18 @@ VARIABLES = (
         element_size=160,
         count=2,
         location=Location(kind=LocationKind.STATIC, number=STATIC),
+    ),
+    variable(
+        "where",
+        type="struct path",
+        struct="path",
+        spec=None,
+        location=None,
+        why="it is in several places at once",
+        pieces=(
+            Piece(offset=0, size=8, location=Location(kind=LocationKind.REGISTER, register="r8")),
+            Piece(offset=8, size=8, location=Location(kind=LocationKind.REGISTER, register="r9")),
+        ),
     ),
     variable(
         "grid",

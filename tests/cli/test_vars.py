@@ -3,7 +3,7 @@
 from kprobes.cli.vars import as_json, as_text, where
 from kprobes.inspect.source import PlaceVariables
 from kprobes.model.definition import Operation
-from kprobes.model.source import Location, LocationKind, Variable
+from kprobes.model.source import Location, LocationKind, Piece, Variable
 from tests.build.json_lines import objects
 
 
@@ -53,6 +53,20 @@ def test_what_is_computed_is_shown_as_c_has_it() -> None:
 
     for text, location in locations.items():
         assert where(Variable(name="it", type="int", location=location)) == text
+
+
+def test_what_is_in_several_places_is_shown_part_by_part() -> None:
+    register = Location(kind=LocationKind.REGISTER, register="bp")
+    constant = Location(kind=LocationKind.CONSTANT, number=3)
+    pieces = (
+        Piece(offset=0, size=8, location=register),
+        Piece(offset=8, size=4, location=constant),
+    )
+    variable = Variable(name="f", type="struct fd", location=None, why="apart", pieces=pieces)
+
+    assert where(variable) == "+0 %bp, +8 \\3"
+    (shown,) = objects("vars", as_json([PlaceVariables(place="f+0x0/0x4", variables=(variable,))]))
+    assert (shown["where"], shown["why"]) == ("+0 %bp, +8 \\3", "apart")
 
 
 def test_json_has_an_object_for_each() -> None:

@@ -45,6 +45,7 @@ _UNARY: Mapping[int, Callable[[int, int], int]] = {
     0x1F: lambda top, _: -top,
     0x20: lambda top, _: ~top,
     0x23: lambda top, number: top + number,
+    0x94: lambda top, number: memory(top) & (1 << 8 * number) - 1,
 }
 
 
@@ -123,7 +124,9 @@ def random_ops(random: Random) -> list[Op]:
             depth -= atom != 0x16
             ops.append(Op(atom))
         elif depth and kind < 0.75:
-            ops.append(random.choice([Op(0x1F), Op(0x20), Op(0x23, random.randrange(99)), Op(6)]))
+            narrow = Op(0x94, random.choice((1, 2, 4, 8)))
+            plus = Op(0x23, random.randrange(99))
+            ops.append(random.choice([Op(0x1F), Op(0x20), plus, Op(6), narrow]))
         elif depth and kind < 0.85:
             ops += [Op(0x30 + random.randrange(32)), Op(random.choice(list(_SHIFTS)))]
         else:
@@ -205,6 +208,18 @@ def test_a_frame_base_may_be_a_register() -> None:
 )
 def test_what_cannot_be_read_says_why(ops: list[Op], why: str) -> None:
     assert reader().location(ops) == why
+
+
+def test_what_is_in_several_places_has_those_that_can_be_read() -> None:
+    piece = [Op(0x55), Op(0x93, 8), Op(0x93, 4), Op(0x74, 16), Op(_VALUE), Op(0x93, 4)]
+
+    first, last = reader().pieces(piece)
+
+    assert (first.offset, first.size) == (0, 8)
+    assert first.location == Location(kind=LocationKind.REGISTER, register="di")
+    assert (last.offset, last.size, last.location.kind) == (12, 4, LocationKind.COMPUTED)
+    assert reader().pieces([Op(0x55)]) == ()
+    assert reader().pieces([Op(0x55), Op(0x9D, 3, 0)]) == ()
 
 
 def test_a_frame_that_is_not_known_is_told() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.arch.x86_64.arch import X86_64
 from kprobes.errors import DefinitionError
@@ -25,6 +26,7 @@ from kprobes.resolve.source_variables import names_variables
 from kprobes.units import U64
 from tests.build.kernel import TEXT
 from tests.build.source_info import AT, KERNEL, STATIC, FakeSource, parsed, refusal, shown
+from tests.build.typed import types
 
 
 def test_variables_are_the_registers_and_the_memory_that_they_live_in() -> None:
@@ -94,6 +96,39 @@ def test_elements_have_their_own_type() -> None:
     )
 
     assert [arg.spec and arg.spec.base for arg in found.args] == ["u32", "x64", "s8"]
+
+
+TYPED = replace(KERNEL, types=types())
+
+
+def test_members_of_a_struct_in_several_places_are_read_where_they_are() -> None:
+    text = "p:a vfs_read:6 where.mnt d=where.dentry:x32 f=where.dentry->d_name.len"
+    (found,) = at_lines(parsed(text), TYPED, FakeSource())
+
+    whole, narrow, walk = found.args
+    assert (_shape(whole.fetch), whole.spec and whole.spec.base) == ("r8", "x64")
+    assert (_shape(narrow.fetch), narrow.spec and narrow.spec.base) == ("r9", "x32")
+    assert isinstance(walk.fetch, Member)
+    assert [step.name for step in walk.fetch.steps] == ["d_name", "len"]
+    assert isinstance(walk.fetch.base, Cast)
+    assert (walk.fetch.base.struct, _shape(walk.fetch.base.base)) == ("dentry", "r9")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("p vfs_read:6 where:x64", "where is in several places at once: name a member"),
+        ("p vfs_read:6 where->mnt", "name a member"),
+        ("p vfs_read:6 &where", "name a member"),
+        ("p vfs_read:6 where.nosuch", "path has no member nosuch"),
+        ("p vfs_read:6 where.mnt->x", "where.mnt points to no struct"),
+        ("p vfs_read:6 where.dentry.x", "where.dentry points to no struct"),
+        ("p vfs_read:6 where.mnt[0]", r"where.mnt\[0\] cannot be read there"),
+    ],
+)
+def test_other_uses_of_such_a_struct_are_refused(text: str, hint: str) -> None:
+    with pytest.raises(DefinitionError, match=hint):
+        at_lines(parsed(text), TYPED, FakeSource())
 
 
 def test_an_enum_keeps_its_name() -> None:

@@ -179,8 +179,8 @@ def test_a_guest_is_booted_and_ends_when_it_is_told(kprobe: Command, example: st
 def test_each_command_has_three_examples_which_are_all_run() -> None:
     assert {len(_examples(module)) for module in (main, *main.COMMANDS)} == {3}
     others = [each for each in _ALL if each not in _RUN and _words(each)[0] != "guest"]
-    # Those of vng are in test_vng.py, those of open in cli/test_open.py.
-    own = {"fail", "flame", "open", "record", "vng", *_COUNTING}
+    # Others are in test_vng.py, test_debug_files.py and cli/test_open.py.
+    own = {"debuginfo", "fail", "flame", "open", "record", "vng", *_COUNTING}
     assert {_words(each)[0] for each in others} == {"trace", *own}
     others = [each for each in others if _words(each)[0] == "trace"]
     known = [each.command for name, each in test_documented_traces.examples() if "--help" in name]

@@ -110,6 +110,21 @@ def test_members_of_a_struct_on_the_stack_are_read(kernel: GuestSession) -> None
     assert {intent for *_, intent in here} == {0x100}
 
 
+def test_members_of_a_struct_that_is_in_several_places_are_read(kernel: GuestSession) -> None:
+    # struct fd f, of which `file` is in a register.
+    kernel.probe("p:here ksys_read:7 file=f.file mode=f.file->f_mode:x32")
+    kernel.probe("p:there vfs_read file mode=file->f_mode:x32")
+    kernel.choose_tasks(comms=["head"])
+    with kernel.record() as trace:
+        kernel.run(_WORK, timeout_s=300)
+
+    here, there = (
+        [(e.pid, e["file"], e["mode"]) for e in trace[name]] for name in ("here", "there")
+    )
+    assert len(here) >= 2
+    assert here == there
+
+
 def test_whole_structs_elements_and_addresses_are_what_their_parts_are(
     kernel: GuestSession,
 ) -> None:

@@ -62,6 +62,8 @@ def as_text(places: "Sequence[PlaceVariables]") -> str:
 
 def where(variable: "Variable") -> str:
     """Return where a variable is, as the kernel's language has it, or why it cannot be read."""
+    if variable.pieces:
+        return ", ".join(f"+{each.offset} {_where(each.location)}" for each in variable.pieces)
     return f"- ({variable.why})" if variable.location is None else _where(variable.location)
 
 
@@ -94,7 +96,7 @@ def as_json(places: "Sequence[PlaceVariables]") -> str:
             "place": each.place,
             "name": variable.name,
             "type": variable.type,
-            "where": where(variable) if variable.location is not None else None,
+            "where": where(variable) if variable.is_readable else None,
             "why": variable.why or None,
         }
         for each in places

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from kprobes.dwarf.libdw import Die, Dwarf, Op
 from kprobes.model.definition import Operation
-from kprobes.model.source import Location, LocationKind
+from kprobes.model.source import Location, LocationKind, Piece
 from kprobes.units import U64, signed
 
 AT_FRAME_BASE = 0x40
 _ADDR, _REG, _BREG, _REGX, _FBREG, _BREGX, _CFA = 0x03, 0x50, 0x70, 0x90, 0x91, 0x92, 0x9C
 _VALUE = 0x9F
-_DEREF, _NEG, _NOT, _ = _UNARY = 0x06, 0x1F, 0x20, 0x23
+_DEREF, _DEREF_SIZE, _NEG, _NOT, _ = _UNARY = 0x06, 0x94, 0x1F, 0x20, 0x23
 _DUP, _DROP, _, _SWAP = _MOVES = 0x12, 0x13, 0x14, 0x16
 _ENTRY, _PIECES, _IMPLICIT_POINTER = (0xA3, 0xF3), (0x93, 0x9D), (0xA0, 0xF2)
 _CONSTANTS = frozenset((*range(0x08, 0x12), *range(0x30, 0x50)))
@@ -94,6 +94,20 @@ class LocationReader(NamedTuple):
         except _Unreadable as error:
             return str(error)
 
+    def pieces(self, ops: Sequence[Op]) -> tuple[Piece, ...]:
+        """Return the parts of what is in several places, those that can be read; none of others."""
+        found, offset, start = list[Piece](), 0, 0
+        for number, op in enumerate(ops):
+            if op.atom == _PIECES[1]:
+                # Of bits.
+                return ()
+            if op.atom == _PIECES[0]:
+                location = self.location(ops[start:number])
+                if isinstance(location, Location):
+                    found.append(Piece(offset=offset, size=op.number, location=location))
+                offset, start = offset + op.number, number + 1
+        return tuple(found)
+
     def _is_register(self, ops: Sequence[Op]) -> Location | None:
         first = ops[0]
         if len(ops) == 1 and _REG <= first.atom < _REG + _REGISTERS:
@@ -133,6 +147,10 @@ class LocationReader(NamedTuple):
     def _of_one(self, op: Op, item: _Item) -> _Item:
         if op.atom == _DEREF:
             return _Item(self._memory(item.value), item.size + 1)
+        if op.atom == _DEREF_SIZE:
+            # Little endian: the first bytes of eight.
+            whole = _Item(self._memory(item.value), item.size + 1)
+            return _made(Operation.AND, whole, _number((1 << 8 * op.number) - 1))
         if op.atom == _NEG:
             return _made(Operation.SUB, _number(0), item)
         if op.atom == _NOT:

@@ -157,6 +157,7 @@ def _variable(reader: LocationReader, name: str, die: Die, *, is_meant: bool) ->
         type=_type_text(dwarf, dwarf.reference(die, _AT_TYPE)),
         location=place if isinstance(place, Location) else None,
         why="" if isinstance(place, Location) else place,
+        pieces=reader.pieces(ops or []) if struct is type_ and struct.tag == _STRUCT else (),
         spec=_spec(dwarf, type_),
         struct=dwarf.name(struct.die) if struct.tag == _STRUCT and struct.die else "",
         enum=dwarf.name(type_.die) if type_.tag == _ENUM and type_.die else "",

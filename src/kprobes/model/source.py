@@ -90,13 +90,22 @@ class Location(Struct, frozen=True, kw_only=True):
 _ADDRESSES = (LocationKind.STATIC, LocationKind.PER_CPU, LocationKind.ADDRESS)
 
 
+class Piece(Struct, frozen=True, kw_only=True):
+    """A part of a struct that is in several places: so many bytes from its beginning."""
+
+    offset: int
+    size: int
+    location: Location
+
+
 class Variable(Struct, frozen=True, kw_only=True):
     """A variable or parameter that is in scope at a place.
 
     Attributes:
         name: in the source.
         type: as C writes it.
-        location: None where it cannot be read there.
+        location: None where it cannot be read there as a whole.
+        pieces: of a struct then, parts that can.
         why: it cannot; "" where it can.
         spec: how a number is fetched; None for what is none.
         struct: the name of the struct that it is, points to, or consists of, or "".
@@ -115,6 +124,7 @@ class Variable(Struct, frozen=True, kw_only=True):
     type: str
     location: Location | None
     why: str = ""
+    pieces: tuple[Piece, ...] = ()
     spec: TypeWord | None = None
     struct: str = ""
     enum: str = ""
@@ -126,11 +136,17 @@ class Variable(Struct, frozen=True, kw_only=True):
     is_parameter: bool = False
     ranges: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def is_readable(self) -> bool:
+        """Whether it, or a part of it, can be read there."""
+        return self.location is not None or bool(self.pieces)
+
     def moved(self, slide: int) -> "Variable":
         """Return it with addresses as linked moved to where that is."""
         location = None if self.location is None else self.location.moved(slide)
         ranges = tuple((start + slide & U64, end + slide & U64) for start, end in self.ranges)
-        return replace(self, location=location, ranges=ranges)
+        pieces = tuple(replace(each, location=each.location.moved(slide)) for each in self.pieces)
+        return replace(self, location=location, pieces=pieces, ranges=ranges)
 
 
 class SourceInfo(Protocol):

@@ -31,10 +31,12 @@ from kprobes.model.definition import (
     Register,
     Span,
     Step,
+    TypeWord,
     leaf_of,
 )
-from kprobes.model.kernel import Kernel
+from kprobes.model.kernel import Kernel, TypeKind
 from kprobes.model.source import Location, LocationKind, Variable
+from kprobes.resolve.argument import inferred_type
 from kprobes.units import U64, Addr
 
 Read = Callable[[], Sequence[Variable]]
@@ -147,6 +149,8 @@ def _fetched(
         return arg
     variable = variables[leaf.name]
     location, spec = variable.location, arg.spec
+    if location is None and variable.pieces:
+        return _of_piece(definition, arg, variable, kernel)
     if location is None:
         raise _error(definition, _where(variable, kernel, addr), leaf.span)
     value, address = _value(location, leaf.span), _address(location, leaf.span)
@@ -166,6 +170,39 @@ def _fetched(
     if text is not None and spec is not None:
         text += f":{arg.type or spec.base}"
     return replace(arg, fetch=fetch, spec=spec, text=arg.text if text is None else text)
+
+
+def _of_piece(
+    definition: Definition, arg: FetchArg, variable: Variable, kernel: Kernel
+) -> FetchArg:
+    # A member of a struct that is in several places, by the kernel's types.
+    match arg.fetch:
+        case Member(base=Parameter(span=span), steps=(step, *others)) if not step.is_arrow:
+            pass
+        case _:
+            hint = f"{variable.name} is in several places at once: name a member"
+            raise _error(definition, hint, arg.body)
+    types, struct = kernel.types, variable.struct
+    number = None if types is None else types.struct(struct)
+    place = None if types is None or number is None else types.member(number, step.name)
+    if types is None or place is None:
+        raise _error(definition, f"{struct} has no member {step.name}", step.span)
+    found = (each for each in variable.pieces if 8 * each.offset == place.bit_offset)
+    piece = next(found, None)
+    if piece is None or place.bit_size or step.indexes:
+        hint = f"{variable.name}.{step.text} cannot be read there"
+        raise _error(definition, hint, step.span)
+    value, ctype = _value(piece.location, span), types.describe(place.number)
+    if not others:
+        word = inferred_type(ctype)
+        spec = arg.spec or TypeWord(base=word, size=int(word[1:]) // 8)
+        return replace(arg, fetch=value, spec=spec)
+    target = types.describe(ctype.target).name if ctype.kind is TypeKind.POINTER else ""
+    if not target or not others[0].is_arrow:
+        hint = f"{variable.name}.{step.name} points to no struct"
+        raise _error(definition, hint, others[0].span)
+    cast = Cast(struct=target, container="", base=value, span=span)
+    return replace(arg, fetch=Member(base=cast, steps=tuple(others), span=arg.fetch.span))
 
 
 def _check_use(
