@@ -125,6 +125,17 @@ VARIABLES = (
         ),
     ),
     variable(
+        "narrow",
+        type="struct path",
+        struct="path",
+        spec=None,
+        location=None,
+        why="it is in several places at once",
+        pieces=(
+            Piece(offset=0, size=4, location=Location(kind=LocationKind.REGISTER, register="r8")),
+        ),
+    ),
+    variable(
         "grid",
         type="int [2][3]",
         spec=None,

@@ -124,6 +124,8 @@ def test_members_of_a_struct_in_several_places_are_read_where_they_are() -> None
         ("p vfs_read:6 where.mnt->x", "where.mnt points to no struct"),
         ("p vfs_read:6 where.dentry.x", "where.dentry points to no struct"),
         ("p vfs_read:6 where.mnt[0]", r"where.mnt\[0\] cannot be read there"),
+        ("p vfs_read:6 narrow.mnt", "narrow.mnt cannot be read there as a whole"),
+        ("p vfs_read:6 narrow.dentry:x64", "narrow.dentry cannot be read there as a whole"),
     ],
 )
 def test_other_uses_of_such_a_struct_are_refused(text: str, hint: str) -> None:
@@ -178,7 +180,11 @@ def test_what_the_whole_file_has_is_read_where_no_other_has_the_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["p vfs_read:6 state->f_mode", "p vfs_read:6 file.f_mode", "p vfs_read:6 count.f_mode"]
+    "text",
+    [
+        f"p vfs_read:6 {each}"
+        for each in ("state->f_mode", "file.f_mode", "count.f_mode", "files.f_mode")
+    ],
 )
 def test_arrows_are_for_pointers_and_dots_for_structs(text: str) -> None:
     (found,) = at_lines(parsed(text), KERNEL, FakeSource())

@@ -41,6 +41,7 @@ from kprobes.units import U64, Addr
 
 Read = Callable[[], Sequence[Variable]]
 """Returns what is in scope at a place; of a name the first is meant."""
+_NUMBERS = (TypeKind.INT, TypeKind.ENUM, TypeKind.POINTER)
 _SHOWN = 4
 """Ranges of addresses in a message."""
 
@@ -189,10 +190,13 @@ def _of_piece(
         raise _error(definition, f"{struct} has no member {step.name}", step.span)
     found = (each for each in variable.pieces if 8 * each.offset == place.bit_offset)
     piece = next(found, None)
-    if piece is None or place.bit_size or step.indexes:
-        hint = f"{variable.name}.{step.text} cannot be read there"
+    ctype = types.describe(place.number)
+    size = ctype.size if arg.spec is None or others else max(ctype.size, arg.spec.size)
+    is_whole = piece is not None and size <= piece.size and ctype.kind in _NUMBERS
+    if piece is None or not is_whole or place.bit_size or step.indexes:
+        hint = f"{variable.name}.{step.text} cannot be read there as a whole"
         raise _error(definition, hint, step.span)
-    value, ctype = _value(piece.location, span), types.describe(place.number)
+    value = _value(piece.location, span)
     if not others:
         word = inferred_type(ctype)
         spec = arg.spec or TypeWord(base=word, size=int(word[1:]) // 8)
@@ -315,7 +319,8 @@ def _replaced(fetch: Fetch, variable: Variable, value: Fetch, address: Fetch | N
             return Deref(base=start, offset=offset, is_user=False, span=fetch.span)
         case Member(base=Parameter(span=span), steps=(first, *others)) if variable.struct:
             # What is a struct itself, and no pointer to one, is walked from where it is.
-            is_walked = variable.is_pointer if first.is_arrow else not variable.is_pointer
+            is_struct = not (variable.is_pointer or variable.is_array)
+            is_walked = variable.is_pointer if first.is_arrow else is_struct
             if is_walked or first.is_element:
                 steps = (replace(first, is_arrow=True), *others)
                 return replace(fetch, base=_cast(variable, value, address, span), steps=steps)
