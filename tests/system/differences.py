@@ -104,6 +104,16 @@ def _is_stack(case: Case, ours: Ours, theirs: Verdict) -> bool:
     return is_ours and theirs.text == Code.BAD_VAR.text
 
 
+_ELEMENT_OR_STRUCT = re.compile(r"(?:\w+=)?(?:[&*]+[\w($]|[\w.>-]+\[\d+\])")
+
+
+def _is_element_or_struct(case: Case, ours: Ours, theirs: Verdict) -> bool:
+    del ours
+    is_ours = any(_ELEMENT_OR_STRUCT.match(word) for word in _words(case)[2:])
+    refused = (Code.BAD_FETCH_ARG.text, Code.NO_BTFARG.text, Code.NO_BTF_FIELD.text)
+    return is_ours and theirs.text in (*refused, Code.NOSUP_BTFARG.text)
+
+
 def _is_hashed(case: Case, ours: Ours, theirs: Verdict) -> bool:
     del case
     lists = (ours.verdict.listing, theirs.listing)
@@ -196,8 +206,14 @@ def _is_before_params(case: Case, ours: Ours, theirs: Verdict) -> bool:
 DIFFERENCES = (
     Difference("what is refused without a word", (Rule(_is_silent),)),
     Difference(
-        "patterns as places; `$stacktrace`, `$ustack`; arguments at `MODULE:SYMBOL`",
-        (Rule(_is_pattern), Rule(_is_stack), Rule(_is_waiting, _TYPED)),
+        "patterns as places; `$stacktrace`, `$ustack`, `NAME[N]`, `&NAME`, `*NAME`; "
+        "arguments at `MODULE:SYMBOL`",
+        (
+            Rule(_is_pattern),
+            Rule(_is_stack),
+            Rule(_is_element_or_struct),
+            Rule(_is_waiting, _TYPED),
+        ),
     ),
     Difference("an address in a listing", (Rule(_is_hashed),)),
     Difference("errors in `X:%pd`", (Rule(_is_path, _TYPED),)),

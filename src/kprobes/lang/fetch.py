@@ -536,7 +536,7 @@ def _deref(token: Token, context: ParseContext) -> Reading:
 
 def _address_of(token: Token, context: ParseContext) -> Reading:
     inner = token.cut(1)
-    base = read_fetch(inner, context)
+    base = _after_mark(token, inner, context)
     if not isinstance(base.fetch, Member | Parameter):
         raise token.error(Code.BAD_FETCH_ARG, hint="& stands before a variable or a member")
     return replace(base, fetch=AddressOf(base=base.fetch, span=token.span))
@@ -545,13 +545,20 @@ def _address_of(token: Token, context: ParseContext) -> Reading:
 def _all_members(token: Token, context: ParseContext) -> Reading:
     inner = token.cut(len(token.text) - len(token.text.lstrip("*")))
     is_cast = inner.text.startswith("(") and "->" not in inner.text
-    base = _bare_cast(inner, context) if is_cast else read_fetch(inner, context)
+    base = _bare_cast(inner, context) if is_cast else _after_mark(token, inner, context)
     if not isinstance(base.fetch, Member | Parameter | Cast | CurrentTask | ReturnValue):
         raise token.error(
             Code.BAD_FETCH_ARG, hint="* stands before what is, or points to, a struct"
         )
     depth = len(token.text) - len(inner.text)
     return replace(base, fetch=AllMembers(base=base.fetch, depth=depth, span=token.span))
+
+
+def _after_mark(token: Token, inner: Token, context: ParseContext) -> Reading:
+    if not inner.text:
+        # As the kernel, which knows no such mark.
+        raise token.error(Code.BAD_FETCH_ARG, hint="it stands before a variable or a member")
+    return read_fetch(inner, context)
 
 
 def _bare_cast(token: Token, context: ParseContext) -> Reading:
