@@ -12,6 +12,7 @@ import pytest
 
 import kprobes
 from kprobes.errors import RefusedError
+from kprobes.formats.elf import noted_build_id
 from kprobes.guest.attach import Access
 from kprobes.open import GuestSession
 from kprobes.transport.qemu_command import MachineOptions
@@ -67,8 +68,8 @@ def test_they_are_listed_and_a_file_of_another_build_is_refused(
     assert machine.run(_LOAD, 300).status == 0
     other = tmp_path / "dummy.ko"
     data = debug_module(arch).read_bytes()
-    note = data.index(b"GNU\0") + 4
-    other.write_bytes(data[:note] + bytes(20) + data[note + 20 :])
+    build_id = noted_build_id(lambda at, size: data[at : at + size])
+    other.write_bytes(data.replace(build_id, bytes(len(build_id))))
     address = f"qemu:{machine.stub_address}"
     target = ("-t", address, "--module", str(debug_module(arch)))
     with Command(tmp_path / "state") as command:
