@@ -110,7 +110,7 @@ def noted_build_id(read: Callable[[int, int], bytes]) -> bytes:
 def _note_places(read: Callable[[int, int], bytes], head: bytes) -> list[tuple[int, int]]:
     # Offset and size in the file; an object has them in sections.
     _, kind, _, _, _, table, _, _, _, size, count, *_ = HEADER.unpack_from(head)
-    if kind == _ET_REL:
+    if kind == ET_REL:
         try:
             headers, _ = _section_headers(read)
         except (struct.error, IndexError):
@@ -178,8 +178,8 @@ def loaded_sections(read: Callable[[int, int], bytes]) -> list[LoadedSection]:
         if not (start := read(0, HEADER.size)).startswith(MAGIC):
             return []
         headers, strings = _section_headers(read)
-        is_object = _unpacked(HEADER, start, 0)[1] == _ET_REL
-        table = next((each for each in headers if each[1] == _SHT_SYMTAB), None)
+        is_object = _unpacked(HEADER, start, 0)[1] == ET_REL
+        table = next((each for each in headers if each[1] == SHT_SYMTAB), None)
         symbols = {} if table is None else _symbols_of(read, table, headers[table[6]])
         return [
             LoadedSection(
@@ -248,8 +248,8 @@ def build_id_notes(data: bytes) -> Iterator[tuple[int, bytes]]:
 SECTION = struct.Struct("<IIQQQQIIQQ")
 SYMBOL = struct.Struct("<IBBHQQ")
 RELA = struct.Struct("<QQq")
-_SHT_SYMTAB, _SHT_NOTE, _NOBITS = 2, 7, 8
-_ET_REL = 1
+SHT_SYMTAB, _SHT_NOTE, SHT_NOBITS = 2, 7, 8
+ET_REL = 1
 _ALLOCATED = 2
 """SHF_ALLOC."""
 
@@ -282,10 +282,7 @@ def sections(data: bytes) -> list[Section]:
     if not data.startswith(MAGIC):
         raise FormatError("not a 64-bit little endian ELF object")
     try:
-        header = _unpacked(HEADER, data, 0)
-        table, count, names = header[6], header[12], header[13]
-        raw = [_unpacked(SECTION, data, table + SECTION.size * i) for i in range(count)]
-        strings = _bytes(data, raw[names])
+        raw, strings = _section_headers(lambda at, size: data[at : at + size])
     except (struct.error, IndexError) as error:
         raise FormatError(f"ELF: the section headers are damaged: {error}") from error
     return [
@@ -317,7 +314,7 @@ def _unpacked(form: struct.Struct, data: bytes, at: int) -> tuple[int, ...]:
 
 def _bytes(data: bytes, section: tuple[int, ...]) -> bytes:
     _, kind, _, _, offset, size, *_ = section
-    return b"" if kind == _NOBITS else data[offset : offset + size]
+    return b"" if kind == SHT_NOBITS else data[offset : offset + size]
 
 
 def _name(strings: bytes, at: int) -> str:

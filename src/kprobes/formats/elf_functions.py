@@ -15,10 +15,20 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from kprobes.errors import FormatError
-from kprobes.formats.elf import EM_AARCH64, EM_X86_64, HEADER, MAGIC, RELA, SECTION, SYMBOL
+from kprobes.formats.elf import (
+    EM_AARCH64,
+    EM_X86_64,
+    ET_REL,
+    HEADER,
+    MAGIC,
+    RELA,
+    SECTION,
+    SHT_NOBITS,
+    SHT_SYMTAB,
+    SYMBOL,
+)
 
-_ET_REL = 1
-_SHT_SYMTAB, _SHT_RELA, _SHT_NOBITS, _SHT_DYNSYM = 2, 4, 8, 11
+_SHT_RELA, _SHT_DYNSYM = 4, 11
 _STT_FUNC = 2
 _RELATIVE = {EM_X86_64: 8, EM_AARCH64: 1027}
 _WORD = 8
@@ -80,7 +90,7 @@ class ElfFunctions:
         self._data = data
         try:
             header = HEADER.unpack_from(data)
-            self._is_object, self.machine = header[1] == _ET_REL, header[2]
+            self._is_object, self.machine = header[1] == ET_REL, header[2]
             self._sections = self._read_sections(header)
             self._read()
         except (struct.error, IndexError, OverflowError, ValueError) as error:
@@ -112,7 +122,7 @@ class ElfFunctions:
             after: likewise.
         """
         section = self._section_of(place)
-        if section is None or section.type == _SHT_NOBITS:
+        if section is None or section.type == SHT_NOBITS:
             return b"", b""
         start, at = section.offset, place[1] - (0 if self._is_object else section.addr)
         if not 0 <= at <= section.size:
@@ -132,7 +142,7 @@ class ElfFunctions:
         """Return the places that all tables of a name have."""
         found: set[Place] = set()
         for number, section in enumerate(self._sections):
-            if section.name == name and section.type not in (_SHT_RELA, _SHT_NOBITS):
+            if section.name == name and section.type not in (_SHT_RELA, SHT_NOBITS):
                 found.update(self._entries(number, section))
         return found
 
@@ -166,7 +176,7 @@ class ElfFunctions:
         raw: list[tuple[int, ...]]
         raw = [SECTION.unpack_from(self._data, table + SECTION.size * n) for n in range(count)]
         for each in raw:
-            if each[1] != _SHT_NOBITS and each[4] + each[5] > len(self._data):
+            if each[1] != SHT_NOBITS and each[4] + each[5] > len(self._data):
                 raise ValueError("a section reaches beyond the file's end")
         if sum(each[5] for each in raw if each[1] == _SHT_RELA) > len(self._data):
             raise ValueError("relocations lie in each other")
@@ -186,7 +196,7 @@ class ElfFunctions:
 
     def _read(self) -> None:
         tables = {each.type: each for each in self._sections}
-        chosen = tables.get(_SHT_SYMTAB) or tables.get(_SHT_DYNSYM)
+        chosen = tables.get(SHT_SYMTAB) or tables.get(_SHT_DYNSYM)
         if chosen is None:
             raise ValueError("it has no symbols")
         self._symbols = self._read_symbols(chosen)

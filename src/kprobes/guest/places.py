@@ -266,7 +266,7 @@ class Places:
         if definition.place.line is not None:
             source = self.open_source(self.kernel, module_of(definition, self.kernel))
             return self._at_lines(definition, source)
-        known = self._helping(definition)
+        known = self._source_of_names(definition)
         if known is not None:
             return self._at_lines(definition, known)
         if not definition.place.is_glob:
@@ -287,7 +287,7 @@ class Places:
             )
         return [at_function(definition, name) for name in sorted(unique.values())]
 
-    def _helping(self, definition: Definition) -> SourceInfo | None:
+    def _source_of_names(self, definition: Definition) -> SourceInfo | None:
         # What knows of names that nothing else does, if there is anything.
         module = module_of(definition, self.kernel)
         if names_variables(definition):

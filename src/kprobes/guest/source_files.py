@@ -50,8 +50,8 @@ class SourceFiles:
 
     Args:
         kernel: of the guest.
-        memory: of it.
-        files: of it.
+        memory: of the guest.
+        files: that may have it.
         tell: is given words for people when something will take long.
     """
 

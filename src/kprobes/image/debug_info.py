@@ -1,4 +1,6 @@
-"""Types of a kernel that carries none: where files with its debug info may be, and BTF of that.
+"""Files that may have the debug info of a kernel, or of a module, and BTF of a kernel's.
+
+A kernel that carries no types gets them so.
 
 pahole makes BTF of debug info (DWARF). debuginfod-find, elfutils' client, has such files from
 servers, where the user's environment names some, and keeps them.

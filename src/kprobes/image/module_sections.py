@@ -12,16 +12,21 @@ struct module_sect_attr { struct bin_attribute { struct attribute { const char *
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from kprobes.errors import FormatError, MemoryFault, UnknownTypeError
 from kprobes.formats.elf import LoadedSection, build_id_notes
-from kprobes.image.symbols import ModuleSymbols, SymbolMap
+from kprobes.image.modules import read_up_to
+from kprobes.image.symbols import ModuleSymbols, loaded_modules
 from kprobes.model.kernel import Kernel, Types
 from kprobes.ports import Memory
+from kprobes.units import MIB
 
 _PAGE = 4096
 _PER_CPU = ".data..percpu"
 _MAX_SECTIONS, _MAX_NAME = 1024, 256
+_MAX_RANGE, _MAX_BUILDS = 64 * MIB, 16
+"""Of what a hostile guest may have: all of it is read, and every build is asked servers for."""
 
 
 def places_of_sections(
@@ -104,21 +109,12 @@ def _noted(memory: Memory, types: Types, record: int) -> Iterator[tuple[str, int
         attribute = _pointer(memory, slot)
         if not attribute:
             return
-        text = _text(memory, _pointer(memory, attribute + name))
-        yield text, _pointer(memory, attribute + place)
+        text = read_up_to(memory, _pointer(memory, attribute + name), _MAX_NAME).split(b"\0")[0]
+        yield text.decode(errors="backslashreplace"), _pointer(memory, attribute + place)
 
 
 def _pointer(memory: Memory, addr: int) -> int:
     return int.from_bytes(memory.read(addr, 8), "little")
-
-
-def _text(memory: Memory, addr: int) -> str:
-    # What follows it on its page need not be mapped beyond that.
-    whole = b""
-    while len(whole) < _MAX_NAME and b"\0" not in whole:
-        at = addr + len(whole)
-        whole += memory.read(at, min(_MAX_NAME, _PAGE - at % _PAGE))
-    return whole.split(b"\0")[0].decode(errors="backslashreplace")
 
 
 def build_ids(memory: Memory, module: ModuleSymbols) -> frozenset[bytes]:
@@ -130,13 +126,14 @@ def build_ids(memory: Memory, module: ModuleSymbols) -> frozenset[bytes]:
     """
     ranges = (each for each in module.ranges if each not in module.fleeting)
     pieces = (piece for start, stop in ranges for piece in _read(memory, start, stop))
-    return frozenset(found for piece in pieces for _, found in build_id_notes(piece))
+    found = (build_id for piece in pieces for _, build_id in build_id_notes(piece))
+    return frozenset(islice(found, _MAX_BUILDS))
 
 
 def _read(memory: Memory, start: int, stop: int) -> Iterator[bytes]:
     # What is mapped, together.
     pages: list[bytes] = []
-    for at in range(start, stop, _PAGE):
+    for at in range(start, min(stop, start + _MAX_RANGE), _PAGE):
         try:
             pages.append(memory.read(at, min(_PAGE, stop - at)))
         except MemoryFault:
@@ -145,11 +142,6 @@ def _read(memory: Memory, start: int, stop: int) -> Iterator[bytes]:
     yield b"".join(pages)
 
 
-def modules_of(kernel: Kernel) -> tuple[ModuleSymbols, ...]:
-    """Return the modules that a kernel has loaded, in the order of its list."""
-    return kernel.symbols.modules if isinstance(kernel.symbols, SymbolMap) else ()
-
-
 def loaded_module(kernel: Kernel, name: str) -> ModuleSymbols | None:
     """Return a module of a kernel as it is loaded, or None."""
-    return next((module for module in modules_of(kernel) if module.name == name), None)
+    return next((module for module in loaded_modules(kernel) if module.name == name), None)

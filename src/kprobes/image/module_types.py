@@ -18,7 +18,7 @@ from kprobes.errors import FormatError, MemoryFault, UnknownTypeError
 from kprobes.formats import btf_index
 from kprobes.image.build import Source
 from kprobes.image.modules import list_modules, read_modules
-from kprobes.image.symbols import SymbolMap
+from kprobes.image.symbols import SymbolMap, loaded_modules
 from kprobes.image.types import BtfTypes, parse_types
 from kprobes.model.kernel import Kernel, Types
 from kprobes.ports import Memory, Text
@@ -163,11 +163,9 @@ def with_loaded_modules(kernel: Kernel, memory: Memory) -> Kernel:
 
 def module_ranges(kernel: Kernel, record: int | None = None) -> tuple[Text, ...]:
     """Return the memory of the module whose ``struct module`` is at an address, or of all."""
-    symbols = kernel.symbols
-    found = symbols.modules if isinstance(symbols, SymbolMap) else ()
     return tuple(
         (Addr(start), Addr(stop))
-        for module in found
+        for module in loaded_modules(kernel)
         if record in (None, module.record)
         for start, stop in module.ranges
     )

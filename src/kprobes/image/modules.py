@@ -310,11 +310,17 @@ def _table(memory: Memory, layout: ModuleLayout, addr: int) -> SymbolTable:
     syms = np.frombuffer(memory.read(symtab, n * _Sym.itemsize), _Sym)
     types = np.frombuffer(memory.read(typetab, n), np.uint8)
     last = int(syms["name"].max(initial=0))
-    return _named(syms, types, _read_up_to(memory, strtab, min(last + _MAX_NAME, _MAX_STRINGS)))
+    return _named(syms, types, read_up_to(memory, strtab, min(last + _MAX_NAME, _MAX_STRINGS)))
 
 
-def _read_up_to(memory: Memory, addr: int, size: int) -> bytes:
-    # As much as is mapped: where strings end is not known, and a page ends somewhere.
+def read_up_to(memory: Memory, addr: int, size: int) -> bytes:
+    """Return as much as is mapped: where strings end is not known, and a page ends somewhere.
+
+    Args:
+        memory: of the kernel.
+        addr: of the first byte.
+        size: bytes at most.
+    """
     pieces, stop = list[bytes](), addr + size
     while addr < stop:
         length = min(stop - addr, _PAGE - addr % _PAGE)
@@ -372,7 +378,7 @@ def _strings(memory: Memory, addrs: Sequence[int]) -> list[bytes]:
     # They lie side by side in one section: one read for all of them.
     start = min(addrs)
     size = min(max(addrs) - start + _MAX_NAME, _MAX_STRINGS)
-    data = _read_up_to(memory, start, size)
+    data = read_up_to(memory, start, size)
     return [_name_at(data, addr - start) for addr in addrs]
 
 

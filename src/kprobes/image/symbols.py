@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kprobes.errors import AmbiguousSymbolError, UnknownSymbolError
 from kprobes.formats.kallsyms import SymbolTable
 from kprobes.formats.strtab import Names
-from kprobes.model.kernel import Symbol
+from kprobes.model.kernel import Kernel, Symbol
 from kprobes.units import U64, Addr
 
 _ANY = rb"[^\0]"
@@ -203,6 +203,11 @@ class SymbolMap:
     def _near(self, name: str) -> tuple[str, ...]:
         near = {text: None for part in self._parts for text in part.near(name)}
         return tuple(difflib.get_close_matches(name, near, _NEAR_SHOWN, 0.7))
+
+
+def loaded_modules(kernel: Kernel) -> tuple[ModuleSymbols, ...]:
+    """Return the modules that a kernel has loaded, in the order of its list."""
+    return kernel.symbols.modules if isinstance(kernel.symbols, SymbolMap) else ()
 
 
 def kernel_ranges(table: SymbolTable) -> tuple[Range, ...]:

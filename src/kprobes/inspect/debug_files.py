@@ -9,7 +9,7 @@ from msgspec import Struct
 from kprobes.errors import TargetError
 from kprobes.guest.guest import Guest
 from kprobes.image.debug_info import debug_root, untold
-from kprobes.image.module_sections import modules_of
+from kprobes.image.symbols import loaded_modules
 from kprobes.transport.debian import debug_package
 from kprobes.transport.qemu_command import MACHINE_TYPES
 from kprobes.units import MIB
@@ -36,7 +36,7 @@ def debug_files(guest: Guest) -> list[DebugFile]:
     Raises:
         UsageError: libdw is not there.
     """
-    names = ("", *(module.name for module in modules_of(guest.kernel)))
+    names = ("", *(module.name for module in loaded_modules(guest.kernel)))
     return [DebugFile(module=name, file=_file(guest, name)) for name in names]
 
 
@@ -67,8 +67,9 @@ def fetch_debug_files(
     with closing(package):
         size, name = package.package.size // MIB, package.package.name
         tell(f"downloading {name} of Debian {package.suite}: {size} MB")
-        package.unpack(debug_root(kernel.release), (each.name for each in modules_of(kernel)))
-    kept = debug_root("").glob("[!.]*")
+        names = (each.name for each in loaded_modules(kernel))
+        package.unpack(debug_root(kernel.release), names)
+    kept = debug_root(kernel.release).parent.glob("[!.]*")
     for old in sorted(kept, key=lambda each: each.stat().st_mtime)[:-_KEPT]:
         tell(f"forgetting {old.name}")
         shutil.rmtree(old, ignore_errors=True)

@@ -13,8 +13,6 @@ from kprobes.model.definition import (
     AllParameters,
     AllVariables,
     Argument,
-    Cast,
-    CurrentTask,
     Definition,
     Deref,
     Fetch,
@@ -26,7 +24,7 @@ from kprobes.model.definition import (
     TypeWord,
 )
 from kprobes.model.kernel import Prototype, TypeKind, Types
-from kprobes.resolve.expression import ResolveContext, evaluate
+from kprobes.resolve.expression import ResolveContext, start_of, types_of
 
 _ARGS_MAX = 128
 _TEXT_MAX = 128
@@ -124,10 +122,7 @@ def _all_members(context: ResolveContext, arg: FetchArg) -> Iterator[FetchArg]:
     if not isinstance(arg.fetch, AllMembers):
         yield arg
         return
-    base, types = arg.fetch.base, context.types
-    if types is None:
-        hint = "this kernel carries no type information"
-        raise context.error(Code.NOSUP_BTFARG, arg.span.start, hint)
+    base, types = arg.fetch.base, types_of(context, arg.span)
     struct, is_arrow = _struct(context, types, base)
     found = _Members(types, arg.body, arg.text.lstrip("*"), base, arg.fetch.depth)
     members = [*found.of(struct, (), is_arrow=is_arrow)]
@@ -141,15 +136,10 @@ def _all_members(context: ResolveContext, arg: FetchArg) -> Iterator[FetchArg]:
 
 def _struct(context: ResolveContext, types: Types, base: Fetch) -> tuple[int, bool]:
     # The number of the struct that is meant, and whether it is pointed to.
-    if isinstance(base, Cast | CurrentTask):
-        name = base.struct if isinstance(base, Cast) else "task_struct"
-        number = types.struct(name)
-        if number is not None:
-            return number, True
-        # Of a cast after its opening brace.
-        column = base.span.start + isinstance(base, Cast)
-        raise context.error(Code.NO_PTR_STRCT, column, f"no struct {name} in its types")
-    ctype = evaluate(context, base).ctype
+    start = start_of(context, types, base)
+    if start.aggregate is not None:
+        return start.aggregate, True
+    ctype = start.ctype
     is_arrow = ctype is not None and ctype.kind is TypeKind.POINTER
     target = types.describe(ctype.target) if ctype is not None and is_arrow else ctype
     if target is None or target.kind is not TypeKind.AGGREGATE:

@@ -300,8 +300,8 @@ def evaluate(context: ResolveContext, fetch: Fetch) -> Value:
             return _parameter(context, fetch)
         case Member(base=base, steps=steps):
             _check_first(context, base, steps[0])
-            types = _types(context, fetch.span)
-            return walk(context, types, _start(context, types, base), steps)
+            types = types_of(context, fetch.span)
+            return walk(context, types, start_of(context, types, base), steps)
         case Cast(base=base):
             # Alone, it is the pointer itself.
             return Value(operand=evaluate(context, base).operand)
@@ -450,7 +450,7 @@ def _parameter(context: ResolveContext, fetch: Parameter) -> Value:
     if not context.is_entry:
         hint = "parameters are known by name where a function is named and begins"
         raise context.error(Code.NOSUP_BTFARG, fetch.span.start, hint)
-    types = _types(context, fetch.span)
+    types = types_of(context, fetch.span)
     prototype = context.prototype
     if prototype is None or not prototype.parameters:
         hint = f"{context.definition.function} has no parameters in this kernel's types"
@@ -469,7 +469,16 @@ def _declaration(prototype: Prototype) -> str:
     return f"its parameters: {' '.join(parameter.name for parameter in prototype.parameters)}"
 
 
-def _types(context: ResolveContext, span: Span) -> Types:
+def types_of(context: ResolveContext, span: Span) -> Types:
+    """Return the kernel's types.
+
+    Args:
+        context: the definition, and its kernel.
+        span: of what needs them.
+
+    Raises:
+        DefinitionError: the kernel carries none.
+    """
     if context.types is None:
         hint = "this kernel carries no type information"
         raise context.error(Code.NOSUP_BTFARG, span.start, hint)
@@ -482,7 +491,17 @@ def _check_first(context: ResolveContext, base: Fetch, step: Step) -> None:
         raise context.error(Code.NOSUP_DAT_ARG, step.span.start, hint)
 
 
-def _start(context: ResolveContext, types: Types, base: Fetch) -> Start:
+def start_of(context: ResolveContext, types: Types, base: Fetch) -> Start:
+    """Return what a chain of members begins at.
+
+    Args:
+        context: the definition, and its kernel.
+        types: of that kernel.
+        base: what stands before the first arrow.
+
+    Raises:
+        DefinitionError: a name in it means nothing here.
+    """
     match base:
         case Cast():
             return _cast(context, types, base)

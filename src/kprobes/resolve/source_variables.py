@@ -333,11 +333,10 @@ def _replaced(fetch: Fetch, variable: Variable, value: Fetch, address: Fetch | N
 
 def _cast(variable: Variable, value: Fetch, address: Fetch | None, span: Span) -> Fetch:
     # What points to a struct: the variable, or else where that is.
-    if variable.is_pointer:
-        return Cast(struct=variable.struct, container="", base=value, span=span)
-    if address is None:
+    base = value if variable.is_pointer else address
+    if base is None:
         return value
-    return Cast(struct=variable.struct, container="", base=address, span=span)
+    return Cast(struct=variable.struct, container="", base=base, span=span)
 
 
 def _text(fetch: Fetch) -> str | None:
