@@ -13,7 +13,16 @@ from kprobes.image.module_sections import (
 )
 from kprobes.image.symbols import SymbolMap
 from tests.build.kernel import FakeTypes, make_kernel
-from tests.build.loaded_module import BUILD_ID, DATA, NOTES, PER_CPU, TEXT, ModuleMemory, loaded
+from tests.build.loaded_module import (
+    BUILD_ID,
+    DATA,
+    NOTE,
+    NOTES,
+    PER_CPU,
+    TEXT,
+    ModuleMemory,
+    loaded,
+)
 from tests.image.test_symbols import table
 
 SECTIONS = [
@@ -119,6 +128,20 @@ def test_where_nothing_is_noted_nothing_is_known() -> None:
 def test_the_build_is_what_its_notes_say() -> None:
     assert build_ids(ModuleMemory(), loaded()) == {BUILD_ID}
     assert build_ids(ModuleMemory(b""), loaded()) == frozenset()
+
+
+def test_of_a_hostile_module_some_is_read_and_some_builds_are_asked_for() -> None:
+    read = list[int]()
+
+    class Endless:
+        def read(self, addr: int, size: int) -> bytes:
+            read.append(size)
+            return (NOTE[:-8] + addr.to_bytes(8, "little")).ljust(size, b"\0")
+
+    module = replace(loaded(), ranges=((TEXT, TEXT + (1 << 32)),))
+
+    assert len(build_ids(Endless(), module)) == 16
+    assert sum(read) == 64 << 20
 
 
 def test_modules_are_those_that_are_loaded() -> None:
