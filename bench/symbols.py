@@ -32,7 +32,7 @@ def run(isa: Isa, *, quick: bool = False) -> list[Row]:
     """Boot a guest and read its kernel."""
     with machine(isa, {}) as booted, connect(str(booted.stub_address), timeout_s=5.0) as stub:
         ram = open_ram(stub)
-        info = machine_of_stub(stub.architecture)
+        info = machine_of_stub(stub.description.architecture)
         registers = registers_of(stub, info)
         found: list[tuple[float, FoundKernel]] = [
             _read(ram, info, registers) for _ in range(3 if quick else 9)

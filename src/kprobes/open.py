@@ -21,6 +21,7 @@ from kprobes.trace import Trace
 
 if TYPE_CHECKING:
     from kprobes.driver import Driver
+    from kprobes.gdbserver.server import GdbServer
     from kprobes.guest.arena import ArenaSize
     from kprobes.guest.attach import Access
     from kprobes.guest.driver import GuestDriver
@@ -216,4 +217,9 @@ def _session(
 
         return Registry(GuestEngine(driver), LiveKernel(lambda: driver.guest))
 
-    return Session(driver, undo.pop_all(), machine, handlers)
+    def gdbserver(listen: str, warn: Callable[[str], None]) -> "GdbServer":
+        from kprobes.gdbserver.server import GdbServer
+
+        return GdbServer(driver, listen, warn)
+
+    return Session(driver, undo.pop_all(), machine, handlers, gdbserver)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, Self, SupportsIndex, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 from msgspec.structs import replace
 
@@ -17,7 +17,8 @@ from kprobes.driver import Driver, until_stopped
 from kprobes.errors import NotSupportedError, UsageError
 from kprobes.event_table import EventTable, TraceProbe
 from kprobes.event_triggers import with_synthetic_fields
-from kprobes.guest.override import ActiveOverride
+from kprobes.function_access import FunctionAccess
+from kprobes.guest.call import Functions
 from kprobes.handlers import signature
 from kprobes.handlers.breakpoints import Breakpoint
 from kprobes.handlers.live import LiveKernel
@@ -25,12 +26,10 @@ from kprobes.handlers.probe import Probe
 from kprobes.handlers.registers import Registers
 from kprobes.handlers.registry import Registry
 from kprobes.limits import LimitThread, LoadWindow
-from kprobes.live_access import LiveAccess
 from kprobes.model.definition import Definition, SyntheticFields, SyntheticFieldWords
 from kprobes.model.events import Counts, Event, Hits, each_event
 from kprobes.model.kernel import Kernel
 from kprobes.model.options import MAX_PAUSE_S, Limits, Options, Tasks
-from kprobes.model.override import OverrideOptions, OverrideWords, errno_value, with_comm
 from kprobes.open_recording import read_events
 from kprobes.ports import Sink
 from kprobes.recording_writer import RecordingWriter, begin, ended, opener
@@ -38,6 +37,11 @@ from kprobes.sinks.names import TraceSource
 from kprobes.trace import Trace
 from kprobes.transport.agent import Command, Commands, Finished, Job
 
+if TYPE_CHECKING:
+    # It is not everybody's.
+    from kprobes.gdbserver.server import GdbServer
+
+NO_DEBUGGER = "a debugger joins guests: this machine's own kernel cannot be stopped"
 NO_HANDLERS = (
     "Python cannot run inside the kernel that runs this Python: take events one by one, "
     "`for event in kernel.events(): ...`, or boot a guest for handlers: kprobes.boot()"
@@ -47,7 +51,7 @@ _Driver_co = TypeVar("_Driver_co", bound=Driver, covariant=True)
 _Commands_co = TypeVar("_Commands_co", bound=Commands, covariant=True)
 
 
-class Session(LiveAccess, Generic[_Driver_co, _Commands_co]):
+class Session(FunctionAccess, Generic[_Driver_co, _Commands_co]):
     """One kernel that can be probed: of a guest that was booted, or attached to, or this machine's.
 
     What a kernel cannot do is a ``NotSupportedError``.
@@ -63,12 +67,14 @@ class Session(LiveAccess, Generic[_Driver_co, _Commands_co]):
         resources: ExitStack,
         machine: _Commands_co | None = None,
         handlers: Callable[[], Registry] | None = None,
+        gdbserver: Callable[[str, Callable[[str], None]], "GdbServer"] | None = None,
     ) -> None:
         self.driver = driver
         self.machine = machine
         self._events = EventTable(driver)
         self.options = Options(warn=logging.getLogger("kprobes").warning)
         self._make_handlers = handlers
+        self._make_gdbserver = gdbserver
         self._handlers: Registry | None = None
         self._making = threading.Lock()
         self._resources = resources
@@ -475,21 +481,6 @@ class Session(LiveAccess, Generic[_Driver_co, _Commands_co]):
         """
         return signature.returns(self._registry, place, others)
 
-    def call(self, function: str, *args: SupportsIndex, timeout_s: float = 10.0) -> int | None:
-        """Call a function, ``kernel.call("int_sqrt", 144)``, and return what it returns.
-
-        Args:
-            function: its name, or ``MODULE:FUNCTION``.
-            args: numbers, and addresses.
-            timeout_s: how long it may take; then its task goes on with it, alone.
-
-        Raises:
-            UsageError: the arguments are not its.
-            TargetError: it must not be called, or did not come back in time.
-        """
-        self._check_open()
-        return self.driver.functions.call(function, args, timeout_s)
-
     def breakpoint(
         self, place: str, condition: Callable[[Registers], object] | None = None
     ) -> Breakpoint:
@@ -509,39 +500,24 @@ class Session(LiveAccess, Generic[_Driver_co, _Commands_co]):
         self._resources.callback(point.close)
         return point
 
-    def override(
-        self, function: str, *, returns: int, **options: Unpack[OverrideWords]
-    ) -> ActiveOverride:
-        """Have calls of a function return a value and its code not run: howto/fail.md.
+    def gdbserver(self, listen: str) -> "GdbServer":
+        """Let a debugger join beside the probes, until the session ends: howto/gdb.md.
 
-        ``kernel.override("__x64_sys_getpid", returns=42, filter='comm == "sh"')``
+        ``with kernel.gdbserver("gdb.sock"), kernel.record() as trace: ...``
 
         Args:
-            function: its name, or ``MODULE:FUNCTION``.
-            returns: the value; 0 for a function that returns nothing.
-            options: ``filter`` that a call must pass, then ``every`` so-manieth, ``probability``
-                from 0 to 1, ``times`` at most; ``force`` what the kernel does not list as safe.
+            listen: the path of a socket, for this user alone, or ``HOST:PORT`` of this machine.
 
         Raises:
-            RefusedError: it must not be skipped, or must not return that.
+            NotSupportedError: it is this machine's own kernel.
+            UsageError: nothing can be made or listened at there.
         """
         self._check_open()
-        return self.driver.functions.overrides.add(function, returns, OverrideOptions(**options))
-
-    def fail(
-        self, function: str, *, errno: int, comm: str = "", **options: Unpack[OverrideWords]
-    ) -> ActiveOverride:
-        """Have calls fail with an errno, with or without a minus; else as ``override``.
-
-        ``kernel.fail("__x64_sys_openat", errno=errno.ENOSPC, comm="cat", every=10)``
-
-        Args:
-            function: as of ``override``.
-            errno: such as ``errno.ENOMEM``.
-            comm: only calls by tasks whose name matches this pattern.
-            options: as of ``override``.
-        """
-        return self.override(function, returns=errno_value(errno), **with_comm(options, comm))
+        if self._make_gdbserver is None:
+            raise NotSupportedError(NO_DEBUGGER)
+        server = self._make_gdbserver(listen, self.options.warn)
+        self._resources.callback(server.close)
+        return server
 
     def close(self) -> None:
         """Put the kernel back as it was and let go of it."""
@@ -558,6 +534,11 @@ class Session(LiveAccess, Generic[_Driver_co, _Commands_co]):
     ) -> None:
         self._is_closed = True
         self._resources.__exit__(kind, error, trace)
+
+    @property
+    def _functions(self) -> Functions:
+        self._check_open()
+        return self.driver.functions
 
     @property
     def _registry(self) -> Registry:

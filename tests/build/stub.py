@@ -149,7 +149,9 @@ class FakeStub:
                 self.is_physical = request[-1:] == b"1"
                 return b"OK"
             case b"q", b"sThreadInfo":
-                seen = self.asked.count(request)
+                # Since the list was begun.
+                begun = max(at for at, each in enumerate(self.asked) if each == b"qfThreadInfo")
+                seen = self.asked[begun:].count(request)
                 left = list(range(2, self.cpus + 1))[seen - 1 : seen]
                 return b"m" + b",".join(b"%02x" % cpu for cpu in left) if left else b"l"
             case b"q", rest if rest.startswith(b"Xfer:features:read:"):

@@ -9,7 +9,8 @@ import pytest
 
 from kprobes.cli.output import LimitSink, Output
 from kprobes.cli.terminal import Progress, Stop
-from kprobes.cli.tracing import Until, reasons
+from kprobes.cli.tracing import reasons
+from kprobes.cli.until import Until
 from kprobes.cli.workload import Workload
 from kprobes.errors import RefusedError
 from kprobes.model.events import Events

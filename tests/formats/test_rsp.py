@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from kprobes.errors import FormatError
 from kprobes.formats import rsp
+from tests.build.stub import packet
 
 
 @given(st.binary(max_size=300), st.binary(max_size=40))
@@ -94,13 +95,27 @@ def test_any_bytes_make_a_packet_nothing_or_a_format_error(stream: bytes) -> Non
     [
         (b"T02thread:01;", 2, 1),
         (b"T05thread:p01.0a;", 5, 10),
-        (b"T05watch:ffff;thread:02;", 5, 2),
         (b"S05", 5, None),
     ],
 )
 def test_stop_replies_tell_signal_and_vcpu(payload: bytes, signal: int, cpu: int | None) -> None:
     assert rsp.is_stop(payload)
     assert rsp.parse_stop(payload) == rsp.StopReply(signal=signal, cpu=cpu)
+
+
+@pytest.mark.parametrize("kind", [b"watch", b"rwatch", b"awatch"])
+def test_stop_replies_tell_what_was_touched_that_is_watched(kind: bytes) -> None:
+    found = rsp.parse_stop(b"T05" + kind + b":ffff;thread:02;")
+    assert found == rsp.StopReply(signal=5, cpu=2, watched=kind + b":ffff")
+
+
+def test_a_clients_requests_and_its_interrupts_are_told_apart() -> None:
+    stream = b"+" + packet(b"m1,2") + b"+\x03" + packet(b"?")
+    found = list[bytes]()
+    while (request := rsp.next_request(stream)) is not None:
+        found.append(request.payload)
+        stream = stream[request.end :]
+    assert found == [b"m1,2", rsp.INTERRUPT, b"?"]
 
 
 @pytest.mark.parametrize("payload", [b"", b"OK", b"T", b"T0", b"TEXT", b"W00"])

@@ -56,6 +56,8 @@ class FakeCpus:
     breakpoints: set[int] = field(default_factory=set[int])
     is_running: bool = False
     is_held: bool = False
+    is_debugged: bool = False
+    debugger: None = None
     is_gone: bool = False
     migrations: list[bool] = field(default_factory=list[bool])
     """Whether the guest is being migrated, each time that it is asked."""

@@ -45,6 +45,8 @@ class FakeVcpus(Struct):
     breakpoints: set[int] = field(default_factory=set[int])
     is_running: bool = True
     is_held: bool = False
+    is_debugged: bool = False
+    debugger: None = None
     is_elsewhere: bool = False
     stops_at: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(vCPU, address) that it comes to when it runs next."""

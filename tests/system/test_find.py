@@ -63,7 +63,7 @@ def find(
 
 
 def search(stub: Stub, backends: tuple[str, ...], cache: KernelCache | None) -> FoundKernel:
-    machine = machine_of_stub(stub.architecture)
+    machine = machine_of_stub(stub.description.architecture)
     ram = open_ram(stub, backends=backends)
     return read_kernel(find_spaces(ram, machine, registers_of(stub, machine)), cache=cache)
 

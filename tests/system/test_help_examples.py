@@ -70,6 +70,7 @@ _SHOWS = {
     "doctor": rb"host: ",
     "fail": rb"calls +skipped +rule",
     "flame": rb"vfs_read",
+    "gdbserver": rb"\bvfs_read\b|^$",
     "hist": rb" hits\n[^$]*\|#+",
     "info": rb"6\.1\.0",
     "lines": rb"vfs_read\+0x|^do_sys_openat2 at fs/open\.c:1304\n",

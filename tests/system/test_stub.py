@@ -118,7 +118,7 @@ def test_registers_are_a_kernels(reached: Reached, info: Facts) -> None:
 
     with Stub.open(address) as stub:
         assert stub.ids() == (1, 2)
-        assert stub.architecture == info.name
+        assert stub.description.architecture == info.name
         for cpu in stub.ids():
             registers = stub.registers(cpu)
             assert info.are_kernels(registers)

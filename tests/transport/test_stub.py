@@ -38,7 +38,7 @@ def test_every_way_of_answering_is_understood(has_no_ack: bool, is_split: bool) 
 
     with opened(fake) as stub:
         assert stub.read(0x100, 0x500) == bytes(fake.virtual[0x100:0x600])
-        assert stub.architecture == "i386:x86-64"
+        assert stub.description.architecture == "i386:x86-64"
         assert stub.monitor("info }#$*") == "ran: info }#$*\n"
 
 
@@ -427,7 +427,7 @@ def test_vcpus_and_files_without_end_have_a_deadline() -> None:
         with pytest.raises(FormatError, match="vCPUs"):
             stub.ids()
         with pytest.raises(FormatError, match="has no end"):
-            _ = stub.architecture
+            _ = stub.description.architecture
         stub.close()
 
 

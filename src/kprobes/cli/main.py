@@ -21,6 +21,7 @@ from kprobes.cli import (
     doctor,
     fail,
     flame,
+    gdbserver,
     guest,
     hist,
     info,
@@ -69,6 +70,7 @@ COMMANDS: tuple[ModuleType, ...] = (
     xray,
     sites,
     repl,
+    gdbserver,
     fail,
     guest,
     targets,
@@ -79,7 +81,7 @@ COMMANDS: tuple[ModuleType, ...] = (
 _SAYING_THEMSELVES = frozenset({guest.NAME, status.NAME, restore.NAME})
 """Commands that need no word on what killed tracers left."""
 _OPENING_THEMSELVES = frozenset(
-    {trace.NAME, vng.NAME, report.NAME, count.NAME, hist.NAME, flame.NAME}
+    {trace.NAME, vng.NAME, gdbserver.NAME, report.NAME, count.NAME, hist.NAME, flame.NAME}
 )
 """Commands that open their output when there is something to write, and write it bit by bit."""
 _DESCRIPTION = (

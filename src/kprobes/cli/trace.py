@@ -141,6 +141,7 @@ def add_probing(parser: argparse.ArgumentParser, *, prints: bool = False) -> Non
         snapshot=None,
         rotate=None,
         max_size=None,
+        listen=None,
     )
     options.add_recording(parser)
     options.add_trace_options(parser, records=True, prints=prints)
@@ -321,7 +322,7 @@ def prepared(args: argparse.Namespace, out: BinaryIO) -> "Callable[[Stop | None]
     from kprobes.cli.files import check_ready
     from kprobes.cli.output import check_writable
 
-    if not args.definitions and args.python is None:
+    if not args.definitions and args.python is None and args.listen is None:
         raise UsageError("nothing to trace: give a definition, or --python FILE")
     if args.hang_timeout is not None and args.until_panic is None:
         raise UsageError("--hang-timeout is for --until-panic SIZE")

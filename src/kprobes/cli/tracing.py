@@ -25,6 +25,7 @@ from kprobes.cli.summary import Calls, Summary
 from kprobes.cli.target import BootWait, WaitedError, check_options, opened, opened_host
 from kprobes.cli.terminal import Progress, Stop, counted, print_bytes, print_message
 from kprobes.cli.trace import Given
+from kprobes.cli.until import Until
 from kprobes.cli.until_panic import EndOfLog, LastEvents
 from kprobes.cli.workload import Workload
 from kprobes.counting import with_trigger
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     # A third of a second to import, which this machine's own kernel does not need.
     from kprobes.driver import Driver
     from kprobes.event_table import TraceProbe
+    from kprobes.gdbserver.server import GdbServer
     from kprobes.guest.journal import Boot
     from kprobes.open import AnySession
 
@@ -65,65 +67,6 @@ _LATE = (
 )
 _POLL_S = 0.1
 """Between looks whether a paused guest goes on."""
-
-
-class Until(Struct, kw_only=True):
-    """Says when a trace is over. It is first asked when everything is armed.
-
-    Attributes:
-        stop: the user's wish.
-        output: ends the trace when nobody reads it any more.
-        limit_sink: ends it when it is full.
-        workload: ends it, and is started here, or None.
-        progress: is done.
-        duration_s: counts from here.
-        announce: tells that everything is armed.
-        control: may end it, or None.
-        is_full: whether nothing more may be recorded.
-        is_counting: whether the output shows counts from time to time.
-    """
-
-    stop: Stop
-    output: Output
-    limit_sink: LimitSink
-    workload: Workload | None
-    progress: Progress
-    duration_s: float = math.inf
-    announce: Callable[[], None] = lambda: None
-    control: Control | None = None
-    is_full: Callable[[], bool] = lambda: False
-    is_counting: bool = False
-    _deadline: float | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether everything was armed."""
-        return self._deadline is not None
-
-    def __call__(self) -> bool:
-        """Whether it is over."""
-        if self.stop.is_asked:
-            return True
-        if self._deadline is None:
-            self._begin()
-            self._deadline = time.monotonic() + self.duration_s
-        if self.is_counting:
-            self.output.refresh()
-        return (
-            self.limit_sink.is_full
-            or self.is_full()
-            or self.output.is_gone
-            or (self.workload is not None and self.workload.is_over)
-            or (self.control is not None and self.control.is_stopped)
-            or time.monotonic() >= self._deadline
-        )
-
-    def _begin(self) -> None:
-        self.progress.done()
-        self.output.begin()
-        self.announce()
-        if self.workload is not None:
-            self.workload.start()
 
 
 def trace(
@@ -237,6 +180,8 @@ class _Tracer(Struct, kw_only=True):
                 self.script.run(session)
             stop.check()
             run = _Run(self, session, self._output(session))
+            if args.listen is not None:
+                run.server = undo.enter_context(session.gdbserver(args.listen))
             try:
                 with suppress(GuestShutDownError):
                     run.go(progress)
@@ -430,6 +375,7 @@ class _Run:
         self._ending = ""
         self._calls: Sequence[Calls] = ()
         self._control = None if args.control is None else Control(args.control, session)
+        self.server: GdbServer | None = None
 
     def go(self, progress: Progress) -> None:
         """Stream until it is over, then end the command and the output."""
@@ -477,6 +423,9 @@ class _Run:
             self._end_workload()
 
     def _stream(self, until: Until) -> None:
+        if self.server is not None and not (self._session.definitions or self._session.probes):
+            self._serve(until)
+            return
         try:
             keep = None if self._args.recording is None else self._tracer.keep
             self._session.stream(self._last or self._limit_sink, is_done=until, keep=keep)
@@ -489,6 +438,12 @@ class _Run:
         self._count()
         if self._session.driver.is_stopped and not self._args.quiet:
             _warn("a trigger has ended the trace")
+
+    def _serve(self, until: Until) -> None:
+        # Nothing is recorded: for the debugger alone.
+        while not until():
+            self._session.driver.check()
+            time.sleep(_POLL_S)
 
     def _count(self) -> None:
         self._hits, self._calls = self._session.hits(), _calls(self._session)
@@ -537,6 +492,8 @@ class _Run:
             functions = {hits.function for hits in self._session.hits()}
             functions |= {calls.place for calls in _calls(self._session)}
             tables = self._session.driver.tables_size
+            if self.server is not None:
+                print_message(f"gdb -ex 'target remote {self.server.address}' joins")
             where = f", counting in {tables / MIB:.1f} MiB of the guest" if tables else ""
             print_message(f"tracing {counted(len(functions), 'function')}{where}; Ctrl-C ends")
         if self._control is not None:

@@ -31,6 +31,7 @@ _SPECIAL = re.compile(rb"[#$}*]")
 _REPEAT_BIAS = 29
 _STOP = re.compile(rb"[TS]([0-9a-fA-F]{2})")
 _THREAD = re.compile(rb"thread:([^;]*)")
+_WATCHED = re.compile(rb"[ra]?watch:[^;]*")
 _THREAD_ID = re.compile(rb"(?:p-?[0-9a-fA-F]+\.)?([0-9a-fA-F]{1,8})")
 _ERROR = re.compile(rb"E(?:[0-9a-fA-F]{2}|\..*)", re.DOTALL)
 _EXIT = re.compile(rb"[WX][0-9a-fA-F]{2}")
@@ -56,10 +57,12 @@ class StopReply(Struct, frozen=True, kw_only=True):
     Attributes:
         signal: 2 after an interrupt, 5 for a breakpoint or a step.
         cpu: the thread id of the vCPU that stopped, or None when the stub does not say.
+        watched: where memory was touched that is watched, as the stub says it; else empty.
     """
 
     signal: int
     cpu: int | None
+    watched: bytes = b""
 
 
 def frame(payload: bytes) -> bytes:
@@ -88,6 +91,20 @@ def next_packet(stream: bytes | bytearray) -> Packet | None:
     raw = bytes(stream[start + 1 : end])
     is_intact = bytes(stream[end + 1 : end + 3]).lower() == b"%02x" % _sum(raw)
     return Packet(_decoded(raw) if is_intact else b"", is_intact, end + 3)
+
+
+def next_request(stream: bytes | bytearray) -> Packet | None:
+    """Return a client's first packet, or its ``INTERRUPT``; None when it is not complete yet.
+
+    Raises:
+        FormatError: as of ``next_packet``.
+    """
+    start = 0
+    while start < len(stream) and stream[start] in _ACKS:
+        start += 1
+    if stream[start : start + 1] == INTERRUPT:
+        return Packet(INTERRUPT, True, start + 1)
+    return next_packet(stream)
 
 
 def _sum(data: bytes) -> int:
@@ -154,7 +171,8 @@ def parse_stop(payload: bytes) -> StopReply:
         raise FormatError(f"no stop reply: {payload[:64]!r}")
     thread = _THREAD.search(payload)
     cpu = parse_thread_id(thread[1]) if thread else None
-    return StopReply(signal=int(found[1], 16), cpu=cpu)
+    watched = _WATCHED.search(payload)
+    return StopReply(signal=int(found[1], 16), cpu=cpu, watched=watched[0] if watched else b"")
 
 
 def parse_thread_id(text: bytes) -> int:

@@ -124,11 +124,20 @@ class TextPatcher:
         # Patches of a change that failed and could not be taken back.
         self._stuck: Sequence[ArmedPatch] = ()
         self._staged: Sequence[ArmedPatch] = ()
+        self._listed: tuple[Patch, ...] | None = None
 
     @property
     def is_armed(self) -> bool:
         """Whether the guest's text holds patches of ours."""
         return bool(self._sites or self._stuck)
+
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """What is patched; the same object as before when nothing has changed."""
+        if self._listed is None:
+            found = (patch for each in self._sites.values() for patch in each.patches)
+            self._listed = tuple(Patch(addr=p.addr, old=p.old, new=p.new) for p in found)
+        return self._listed
 
     @property
     def programs(self) -> list[Program]:
@@ -313,6 +322,7 @@ class TextPatcher:
         for each in change.gone:
             del self._sites[each.addr]
         self._sites |= {each.addr: each for each in change.new}
+        self._listed = None
         if records is not None:
             records.make_calls([patch for patch in restored if patch.what == FLAGS])
         return put_back
@@ -455,7 +465,7 @@ class TextPatcher:
         stuck = zip(self._stuck, self._read(self._stuck), strict=True)
         count = self._restore([*patches, *(patch for patch, now in stuck if now == patch.new)])
         self._is_retried, self._stuck = False, ()
-        self._sites, self._detours = {}, {}
+        self._sites, self._detours, self._listed = {}, {}, None
         self._patched.clear()
         self._keep(())
         if self._guest.arch.returns.comes_back:

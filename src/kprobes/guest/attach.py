@@ -127,7 +127,7 @@ def identify(stub: Stub, access: Access) -> Guest:
 
 
 def _read_guest(stub: Stub, ram: GuestRam, access: Access, let_run: Callable[[], None]) -> Guest:
-    machine = machine_of_stub(stub.architecture)
+    machine = machine_of_stub(stub.description.architecture)
     vcpus = registers_of(stub, machine)
     info = _info(stub, arch(machine.name), vcpus)
     # The others may be offline, or not yet woken.

@@ -33,8 +33,9 @@ from kprobes.guest.planner import Planner, Prepared
 from kprobes.guest.prepare import follow
 from kprobes.guest.recorder import Recorder, open_drain
 from kprobes.guest.release import DeadCalls, free_when_idle
-from kprobes.guest.stacks import Leaving, find_caller, restore_callers, stopped_outside
+from kprobes.guest.stacks import Leaving, restore_callers, stopped_outside
 from kprobes.guest.upcalls import UpcallControl, can_watch, check, watching
+from kprobes.guest.view import GuestView
 from kprobes.guest.watch import GuestWatch
 from kprobes.histogram import Histogram
 from kprobes.image.module_types import module_ranges, with_loaded_modules
@@ -67,6 +68,7 @@ class GuestDriver:
         wanted: what is armed now.
         options: of what will be armed next.
         overrides: what skips calls.
+        view: what others see of the guest, as if nothing of ours were in it.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class GuestDriver:
             lock=self._changing,
         )
         self._patcher: TextPatcher | None = None
+        self.view = GuestView(lambda: self.guest, journal.allocations, lambda: self._patcher)
         self._upcall_control: UpcallControl | None = None
         self._left_out: Sequence[RefusedError] = ()
         self._dead_calls = DeadCalls(journal)
@@ -404,11 +407,6 @@ class GuestDriver:
                     self._dead_calls.free(self.guest, patcher.linker.instances, recorder.nmissed)
             finally:
                 self._changing.release()
-
-    def caller_of(self, slot: Addr, held: Addr) -> Addr:
-        """Return where a call came from, by its slot and what its return address is now."""
-        tables = () if self._patcher is None else self._patcher.linker.instances
-        return find_caller(self.guest.memory, tables, slot, held)
 
     def disarm(self) -> None:
         """Put the guest's text back, verified; its records can still be drained.

@@ -164,7 +164,7 @@ def _held(read: Callable[[int, int], bytes], phys: int, size: int) -> bytes:
 
 
 def _is_mapped(boot: Boot, stub: Stub, ram: Ram) -> bool:
-    machine = machine_of_stub(stub.architecture)
+    machine = machine_of_stub(stub.description.architecture)
     for vcpu in registers_of(stub, machine):
         for tables in machine.paging.tables(ram, vcpu):
             with suppress(MemoryFault):

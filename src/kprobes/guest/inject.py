@@ -32,7 +32,13 @@ from kprobes.errors import (
 from kprobes.guest.allocations import Allocation, AllocationLog, Call
 from kprobes.guest.boot import sleeping_places
 from kprobes.guest.guest import GuestMemory
-from kprobes.guest.stops import MIGRATED, PAUSED, breakpoint_at, run_until_stop
+from kprobes.guest.stops import (
+    MIGRATED,
+    PAUSED,
+    breakpoint_at,
+    run_until_stop,
+    serve_debugger,
+)
 from kprobes.model.kernel import Kernel
 from kprobes.transport.stub import Stub
 from kprobes.units import U64, Addr, Phys
@@ -283,6 +289,7 @@ class CallInjector:
             GuestMigratedError: it runs in another QEMU now.
         """
         self._await_migration(timeout_s)
+        serve_debugger(self._debugger, self.allocations.check)
         if self._debugger.is_held:
             raise TargetError(PAUSED)
         timers = self._timers()

@@ -237,7 +237,7 @@ def _finish_call(stub: Stub, allocations: AllocationLog) -> bool:
     call = allocations.call
     if call is None:
         return False
-    info = machine_of_stub(stub.architecture).inject_ops
+    info = machine_of_stub(stub.description.architecture).inject_ops
     place = Addr(call.trap)
     trap = ReturnTrap(
         debugger=stub, place=place, frame=call.frame, info=info, check=allocations.check

@@ -499,6 +499,24 @@ def find_caller(
     return held if instances is None else Addr(_origins(memory, instances).get(slot, held))
 
 
+def caller_at(
+    memory: GuestMemory, tables: Sequence[InstanceTable], place: Addr, held: Addr
+) -> Addr:
+    """Return what a return address stands for that is at a place of a stack, or in a register.
+
+    Args:
+        memory: as for ``find_caller``.
+        tables: likewise.
+        place: where it was saved; the stack pointer for one in a register.
+        held: what it is. Of calls of that function the innermost above the place has saved it.
+    """
+    instances = next((each for each in tables if each.trampoline == held), None)
+    if instances is None:
+        return held
+    above = [item for item in _origins(memory, instances).items() if item[0] >= place]
+    return Addr(min(above)[1]) if above else held
+
+
 def home(count: int, slot: int) -> int:
     """Return the number of the instance at which the search for a slot's begins."""
     return ((slot * INSTANCE_MULTIPLIER & U64) >> 32) * count >> 32

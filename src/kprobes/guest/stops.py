@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 
 from kprobes.errors import TargetError
+from kprobes.formats.rsp import StopReply
 from kprobes.guest.allocations import nothing
 from kprobes.transport.stub import SIGTRAP, Stub
 from kprobes.units import Addr
@@ -44,7 +45,8 @@ def run_until_stop(
 ) -> int | None:
     """Let the guest run until a vCPU stops it; return that vCPU, or None at the deadline.
 
-    The guest is stopped again in either case.
+    The guest is stopped again in either case. Where it stops for another debugger that is served,
+    it goes on when that lets it, and the deadline waits.
 
     Args:
         debugger: of the guest.
@@ -54,23 +56,48 @@ def run_until_stop(
     Raises:
         TargetError: somebody else has stopped the guest.
     """
+    while True:
+        stopped = _run_until_stop(debugger, deadline, check)
+        if not debugger.is_debugged:
+            break
+        deadline += serve_debugger(debugger, check)
+    if debugger.is_held:
+        raise TargetError(PAUSED)
+    return None if stopped is None else stopped.cpu
+
+
+def serve_debugger(stub: Stub, check: Callable[[], None] = nothing) -> float:
+    """Have a guest stand for another debugger for as long as that likes; return the seconds.
+
+    Args:
+        stub: of the guest, which is stopped before and after.
+        check: as of ``run_until_stop``.
+    """
+    began = time.monotonic()
+    while stub.is_debugged and stub.debugger is not None:
+        stub.debugger.serve(check)
+        if stub.is_running:
+            stub.stop()
+    return time.monotonic() - began
+
+
+def _run_until_stop(debugger: Stub, deadline: float, check: Callable[[], None]) -> StopReply | None:
     debugger.resume()
     try:
         while (stopped := debugger.wait(_left(deadline, most=_CHECK_S))) is None:
             check()
-            if not _left(deadline):
+            if debugger.is_debugged or not _left(deadline):
                 break
     except BaseException:
         # Ctrl-C, too: whoever takes breakpoints away needs a stopped guest.
-        debugger.stop()
+        if debugger.is_running:
+            debugger.stop()
         raise
-    if stopped is None:
+    if debugger.is_running:
         # It may come to a breakpoint before it is stopped.
         reply = debugger.stop()
         stopped = reply if reply.signal == SIGTRAP else None
-    if debugger.is_held:
-        raise TargetError(PAUSED)
-    return None if stopped is None else stopped.cpu
+    return stopped
 
 
 def _left(deadline: float, most: float = math.inf) -> float:

@@ -154,7 +154,8 @@ class GuestWatch:
             # Nobody else lets it run meanwhile.
             with stub.paused():
                 self._examine_stop()
-        self._is_held = stub.is_held
+        # What a debugger has stopped that we serve goes on when we are gone.
+        self._is_held = stub.is_held and not stub.is_debugged
         if self._is_held and stub.has_migrated():
             self.crash = GuestMigratedError(MIGRATED)
             raise self.crash

@@ -82,7 +82,7 @@ class GuestEngine:
 
     def caller_of(self, slot: Addr, held: Addr) -> Addr:
         """Return where a call came from, by its slot and what its return address is now."""
-        return self._driver.caller_of(slot, held)
+        return self._driver.view.caller_of(slot, held)
 
     def _function(self, addr: Addr, name: str) -> Symbol:
         symbols = self._driver.guest.kernel.symbols

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from kprobes.errors import FormatError, GuestGoneError, TargetError, UnreachableError
 from kprobes.formats import rsp
+from kprobes.formats.target_xml import Description
 from kprobes.transport.address import dial, peer_pid
 from kprobes.transport.connection import DETACH, FAREWELL, Wire, check_ok, handshake
 from kprobes.transport.stub_io import StubMemory, StubRegisters
@@ -25,6 +26,18 @@ _MIGRATING = re.compile(r"status: (?:setup|active|device|pre-|postcopy-|wait-|ca
 _MIGRATED = re.compile(r"\((?:finish-migrate|postmigrate)\)")
 _SIGINT, SIGTRAP = 2, 5
 """Of a breakpoint or a step; a stop by a monitor, or of QEMU's own accord, has another."""
+
+
+class Debugger(Protocol):
+    """Another debugger, whose requests come to the guest through our connection."""
+
+    def takes(self, reply: rsp.StopReply) -> bool:
+        """Return whether the guest, which has just stopped, has stopped for it."""
+        ...
+
+    def serve(self, check: Callable[[], None]) -> None:
+        """Do what it asks for until it lets the guest run; ``check`` is called meanwhile."""
+        ...
 
 
 class Stub:
@@ -38,6 +51,9 @@ class Stub:
         is_running: whether the guest runs.
         is_held: whether somebody else has stopped the guest, who may have let it run since:
             ``stands`` finds out. It is never us who let it run then.
+        debugger: another one that is served through this connection, or None.
+        is_debugged: whether the guest stands for that; it is held then.
+        turn: is had by one thread at a time.
         stops: how often we, or a breakpoint of ours, stopped the guest, connecting included.
         longest_s: for how many seconds at once; may be set to 0 for what comes then.
     """
@@ -51,7 +67,8 @@ class Stub:
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.address = address
-        self.is_running = self.is_held = False
+        self.is_running = self.is_held = self.is_debugged = False
+        self.debugger: Debugger | None = None
         self.stops = 1
         self._wire = wire
         self._clock = clock
@@ -66,7 +83,7 @@ class Stub:
         # A request to stop is on its way, or answered: that stop is ours.
         self._is_stopping = False
         self._is_closed = False
-        self._turn = threading.RLock()
+        self.turn = threading.RLock()
         self._pauses = 0
 
     @classmethod
@@ -154,10 +171,10 @@ class Stub:
         return peer_pid(self._wire.sock)
 
     @property
-    def architecture(self) -> str:
-        """The guest's architecture in gdb's words, such as ``i386:x86-64``."""
+    def description(self) -> Description:
+        """What the stub says of the guest's registers; it stands still."""
         self._must_be_stopped()
-        return self._registers.description.architecture
+        return self._registers.description
 
     @property
     def has_ended(self) -> bool:
@@ -205,7 +222,8 @@ class Stub:
 
     def has_migrated(self) -> bool:
         """Whether a stopped guest runs in another QEMU now, as this one says."""
-        return self._prints("info status", _MIGRATED)
+        with self.turn:
+            return self._prints("info status", _MIGRATED)
 
     def is_migrating(self) -> bool:
         """Whether a stopped guest is on its way to another QEMU, as this one says."""
@@ -233,22 +251,29 @@ class Stub:
             self._wire.halt()
             self._mark_stopped()
             return rsp.StopReply(signal=_SIGINT, cpu=None)
-        if self._wire.is_readable and (reply := self._stop_reply(0)) is not None:
-            return self._note_stop(reply)
-        self._is_stopping = True
-        self._wire.interrupt()
-        return self._must_stop()
+        reply = self._stop_reply(0) if self._wire.is_readable else None
+        if reply is not None:
+            self._note_stop(reply)
+        else:
+            self._is_stopping = True
+            self._wire.interrupt()
+            reply = self._must_stop()
+        self._is_debuggers(reply)
+        return reply
 
     def wait(self, timeout_s: float) -> rsp.StopReply | None:
         """Return why a running guest stopped, or None when it still runs after the time.
 
-        Threads take turns.
+        None also where it has stopped for the debugger. Threads take turns.
         """
-        with self._turn:
+        with self.turn:
             if not (self.is_running or self.is_held):
                 raise ValueError("the guest is stopped already")
             reply = self._stop_reply(timeout_s)
-            return None if reply is None else self._note_stop(reply)
+            if reply is None:
+                return None
+            self._note_stop(reply)
+            return None if self._is_debuggers(reply) else reply
 
     def step(self, cpu: int) -> rsp.StopReply:
         """Run one instruction of one vCPU; the others stay where they are."""
@@ -271,7 +296,7 @@ class Stub:
 
         Threads take turns.
         """
-        with self._turn:
+        with self.turn:
             is_ours = self._take()
             self._pauses += 1
             try:
@@ -298,6 +323,9 @@ class Stub:
         # has stopped it since: now it is ours.
         if self._pauses or not self._wire.has_stopped:
             return False
+        if self.is_debugged:
+            self._wire.has_stopped = False
+            return False
         was_held, self.is_held, self._wire.has_stopped = self.is_held, False, False
         if was_held:
             self._mark_stopped()
@@ -308,7 +336,7 @@ class Stub:
         if self.is_running:
             self.stop()
             return not self.is_held
-        if not self.is_held or self._pauses or not self._wire.halt():
+        if not self.is_held or self._pauses or not self._wire.halt() or self.is_debugged:
             return False
         self.is_held = False
         self._mark_stopped()
@@ -327,14 +355,19 @@ class Stub:
                 return rsp.parse_stop(packet)
         return None
 
-    def _note_stop(self, reply: rsp.StopReply) -> rsp.StopReply:
+    def _is_debuggers(self, reply: rsp.StopReply) -> bool:
+        if self.debugger is None or not self.debugger.takes(reply):
+            return False
+        self.is_held = self.is_debugged = True
+        return True
+
+    def _note_stop(self, reply: rsp.StopReply) -> None:
         # We may have been interrupted when we waited for a stop that we had asked for.
         self.is_held = reply.signal != SIGTRAP and not self._is_stopping
         self._mark_stopped()
         if reply.signal == SIGTRAP:
             # Requests go to the vCPU that came to a breakpoint; gdb relies on it, too.
             self._registers.forget(reply.cpu)
-        return reply
 
     def _mark_stopped(self) -> None:
         self.is_running = self._is_stopping = False
@@ -351,6 +384,52 @@ class Stub:
     def _must_be_stopped(self) -> None:
         if self.is_running:
             raise ValueError("the guest runs: stop it first")
+
+    # The debugger that is served through this connection.
+
+    def poll(self) -> bool:
+        """Find out whether a running guest has stopped for the debugger.
+
+        False is for a stop of somebody else's, which comes again for whoever waits for it.
+        """
+        with self.turn:
+            reply = self._stop_reply(0) if self.is_running else None
+            if reply is not None:
+                self._note_stop(reply)
+                if not self._is_debuggers(reply):
+                    self.let_run()
+                    return False
+            return True
+
+    def hold(self) -> None:
+        """Keep the guest stopped for the debugger, until ``go``."""
+        with self.turn:
+            if self.is_running:
+                self.stop()
+            self.is_held = self.is_debugged = True
+
+    def go(self, how: bytes = b"vCont;c", *, is_held: bool = False) -> None:
+        """Let a guest run that stands for the debugger.
+
+        Args:
+            how: says which vCPUs run, and which make one step.
+            is_held: not at all: somebody else had stopped it before.
+        """
+        self._must_be_stopped()
+        self.is_held, self.is_debugged = is_held, False
+        if not is_held:
+            # It was not us who had stopped it.
+            self._stopped_at = self._clock()
+            self._registers.forget()
+            self._wire.send(how)
+            self._mark_running()
+
+    def ask(self, request: bytes, *, cpu: int | None = None) -> bytes:
+        """Return the answer to a request of the debugger, about a vCPU or, with None, none."""
+        self._choose(cpu)
+        answer = self._wire.ask(request)
+        self._registers.forget(self._registers.selected)
+        return answer
 
     # vCPUs.
 

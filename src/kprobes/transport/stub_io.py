@@ -116,7 +116,8 @@ class StubRegisters:
 
     def __init__(self, wire: Wire, *, packet_size: int) -> None:
         self.packet_size = packet_size
-        self._selected: int | None = None
+        # The vCPU that requests go to, if that is known.
+        self.selected: int | None = None
         # What the selected vCPU's registers were when they were read last.
         self._packet = b""
         self._wire = wire
@@ -131,11 +132,11 @@ class StubRegisters:
 
     def forget(self, selected: int | None = None) -> None:
         """Drop what was read: vCPUs have run. Requests go to the selected one, if that is known."""
-        self._selected, self._packet = selected, b""
+        self.selected, self._packet = selected, b""
 
     def select(self, cpu: int) -> None:
         """Direct requests, those for virtual memory too, to one vCPU."""
-        if self._selected != cpu:
+        if self.selected != cpu:
             check_ok(self._wire.ask(b"Hg%x" % cpu), f"vCPU {cpu}")
             self.forget(cpu)
 
