@@ -123,6 +123,9 @@ class Tracer:
     def kill_with_guardian(self) -> None:
         """Kill its guardian and it, as one: it has no time to end by itself."""
         self._process.send_signal(signal.SIGSTOP)
+        # Until its last thread stands: on a busy machine the one that watches the guardian would
+        # begin to disarm, and leave the guest paused.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         for pid in self.guardians():
             kill_and_wait(pid)
         self.kill()
