@@ -21,6 +21,10 @@ from tests.build.stub import FakeStub, packet
 from tests.build.stub_client import abandoned, opened
 from tests.build.waiting import becomes_true
 
+IDLE = SimpleNamespace(
+    guest=SimpleNamespace(stub=SimpleNamespace(has_ended=False, turn=threading.RLock())),
+    is_early=True,
+)
 PLACE, LINK = 0x1000, 0xFFFF_FFFF_8100_0042
 _WAIT_S = 30.0
 
@@ -112,6 +116,7 @@ def served(directory: Path, fake: FakeStub | None = None, **driver: Any) -> Gene
         facts = {"guest": guest, "view": view, "is_early": False, **driver}
         given = cast("GuestDriver", SimpleNamespace(**facts))
         stub.resume()
+        assert becomes_true(lambda: fake.is_running, _WAIT_S)
         with (
             ExitStack() as joined,
             GdbServer(given, str(directory / "gdb.sock"), warned.append) as server,
@@ -122,7 +127,6 @@ def served(directory: Path, fake: FakeStub | None = None, **driver: Any) -> Gene
 
 def test_whoever_joins_stops_the_guest_and_whoever_leaves_lets_it_run(tmp_path: Path) -> None:
     with served(tmp_path) as it:
-        assert it.fake.is_running
         debugger = it.join()
         assert debugger.ask(b"?") == b"T05thread:01;"
         assert not it.fake.is_running
@@ -335,6 +339,23 @@ def test_a_guest_that_stands_before_its_initcalls_is_not_joined(tmp_path: Path) 
         assert it.fake.is_running
 
 
+def test_a_socket_is_made_where_we_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = GdbServer(cast("GuestDriver", IDLE), "here", lambda _: None)
+    assert server.address == str(tmp_path / "here")
+    assert (tmp_path / "here").is_socket()
+    server.close()
+    # Once is enough.
+    server.close()
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_port_that_is_free_is_chosen() -> None:
+    with GdbServer(cast("GuestDriver", IDLE), "localhost:0", lambda _: None) as server:
+        host, _, port = server.address.rpartition(":")
+        socket.create_connection((host, int(port)), 5).close()
+
+
 def test_a_socket_is_its_users_alone_and_replaces_that_of_a_server_that_was_killed(
     tmp_path: Path,
 ) -> None:
@@ -351,7 +372,7 @@ def test_a_socket_is_its_users_alone_and_replaces_that_of_a_server_that_was_kill
     ("listen", "message"),
     [
         ("0.0.0.0:4444", "anybody could do anything to the guest; localhost:4444"),
-        ("nowhere", "neither the path of a socket nor HOST:PORT"),
+        ("a:b:c", "neither the path of a socket nor HOST:PORT"),
         ("localhost:99999", "neither the path of a socket nor HOST:PORT"),
         ("/nonexistent/gdb.sock", "No such file"),
     ],

@@ -8,6 +8,7 @@ import pytest
 from msgspec import Struct, field
 
 from kprobes.errors import GuestReplacedError
+from kprobes.formats.target_xml import Description
 from kprobes.guest import identity
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.identity import IdentityCheck, check_stopped
@@ -31,7 +32,7 @@ class Vcpu(Struct):
     """A stub of one vCPU; its registers at each look, the last ones from then on."""
 
     looks: list[Mapping[str, int]] = field(default_factory=lambda: [KERNEL])
-    architecture: str = "i386:x86-64"
+    description: Description = Description(architecture="i386:x86-64", slots=())
 
     def ids(self) -> list[int]:
         return [1]

@@ -327,7 +327,7 @@ def test_whoever_joins_next_begins_anew(kernel: GuestSession, tmp_path: Path) ->
     ("listen", "message"),
     [
         ("0.0.0.0:4444", "anybody could do anything"),
-        ("nowhere", "neither the path of a socket nor HOST:PORT"),
+        ("a:b:c", "neither the path of a socket nor HOST:PORT"),
         ("/nonexistent/gdb.sock", "No such file"),
         ("./", "Address already in use"),
     ],

@@ -322,7 +322,8 @@ def prepared(args: argparse.Namespace, out: BinaryIO) -> "Callable[[Stop | None]
     from kprobes.cli.files import check_ready
     from kprobes.cli.output import check_writable
 
-    if not args.definitions and args.python is None and args.listen is None:
+    is_served = args.listen is not None and args.control is None
+    if not (args.definitions or args.python is not None or is_served):
         raise UsageError("nothing to trace: give a definition, or --python FILE")
     if args.hang_timeout is not None and args.until_panic is None:
         raise UsageError("--hang-timeout is for --until-panic SIZE")

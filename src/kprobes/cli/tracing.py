@@ -492,10 +492,13 @@ class _Run:
             functions = {hits.function for hits in self._session.hits()}
             functions |= {calls.place for calls in _calls(self._session)}
             tables = self._session.driver.tables_size
+            where = f", counting in {tables / MIB:.1f} MiB of the guest" if tables else ""
+            is_idle = not (self._session.definitions or self._session.probes)
+            number = counted(len(functions), "function")
+            traced = "" if is_idle else f"tracing {number}{where}; "
             if self.server is not None:
                 print_message(f"gdb -ex 'target remote {self.server.address}' joins")
-            where = f", counting in {tables / MIB:.1f} MiB of the guest" if tables else ""
-            print_message(f"tracing {counted(len(functions), 'function')}{where}; Ctrl-C ends")
+            print_message(f"{traced}Ctrl-C ends")
         if self._control is not None:
             self._control.start()
         if self._args.ready is not None and self._tracer.boots == 1:

@@ -44,15 +44,16 @@ class GdbServer:
 
         Args:
             driver: of the guest.
-            listen: the path of a socket that is made, for this user only; or ``HOST:PORT`` of this
-                machine, which every user of it can connect to; port 0 for any.
+            listen: the path of a socket that is made, for this user only; or, with a colon,
+                ``HOST:PORT`` of this machine, which every user of it can connect to; port 0 for
+                any.
             warn: is told what a debugger is refused, and why.
 
         Raises:
             UsageError: another machine, or nothing can be made or listened at there.
         """
         self._driver, self._warn = driver, warn
-        self._path: Path | None = Path(listen) if is_path(listen) else None
+        self._path: Path | None = Path(listen).absolute() if _is_path(listen) else None
         self._listener = _listen(listen)
         self.address = str(self._path or "{}:{}".format(*self._listener.getsockname()[:2]))
         self._sock: socket.socket | None = None
@@ -244,14 +245,29 @@ class GdbServer:
         return self._driver.guest.stub
 
 
+def check_address(address: str) -> None:
+    """Check what can be known before anything listens.
+
+    Raises:
+        UsageError: it is no address to listen at, or another machine's.
+    """
+    if not _is_path(address):
+        _host_port(address)
+
+
 def _listen(address: str) -> socket.socket:
     try:
-        if is_path(address):
-            return _listen_at(Path(address))
+        if _is_path(address):
+            return _listen_at(Path(address).absolute())
         host, port = _host_port(address)
         return socket.create_server((host, port), backlog=1)
     except OSError as error:
-        raise UsageError(f"--listen {address}: {error.strerror or error}") from error
+        raise UsageError(f"{address}: {error.strerror or error}") from error
+
+
+def _is_path(address: str) -> bool:
+    # Of what is made any name will do.
+    return is_path(address) or ":" not in address
 
 
 def _host_port(address: str) -> tuple[str, int]:
@@ -260,10 +276,10 @@ def _host_port(address: str) -> tuple[str, int]:
         found = parse_host_port(address[:-1] + "1")
         found = None if found is None else (found[0], 0)
     if found is None:
-        raise UsageError(f"--listen {address}: neither the path of a socket nor HOST:PORT")
+        raise UsageError(f"{address}: neither the path of a socket nor HOST:PORT")
     if found[0] not in _LOOPBACK:
         raise UsageError(
-            f"--listen {address}: anybody could do anything to the guest; localhost:{found[1]} is "
+            f"{address}: anybody could do anything to the guest; localhost:{found[1]} is "
             "for this machine, and ssh -L leads there from others"
         )
     return found
