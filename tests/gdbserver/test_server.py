@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from kprobes.errors import UsageError
+from kprobes.errors import GuestGoneError, UsageError
 from kprobes.gdbserver.server import GdbServer
 from kprobes.guest.driver import GuestDriver
 from kprobes.guest.stops import run_until_stop
@@ -35,6 +35,8 @@ class View:
 
     stub: Stub
     left: list[bool] = field(default_factory=list[bool])
+    patched: int = PLACE
+    is_dead: bool = False
 
     def read(self, addr: int, size: int, *, cpu: int | None) -> bytes:
         return self.stub.read(addr, size, cpu=cpu)
@@ -46,7 +48,7 @@ class View:
         return addr < PLACE + 5 and addr + size > PLACE
 
     def is_inside_patch(self, addr: int) -> bool:
-        return PLACE < addr < PLACE + 5
+        return self.patched < addr < self.patched + 5
 
     def link_of(self, cpu: int) -> tuple[str, int] | None:
         return ("rax", LINK) if cpu == 2 else None
@@ -55,6 +57,8 @@ class View:
         return 0x5555 if (cpu, value) == (2, LINK) else value
 
     def leave(self) -> None:
+        if self.is_dead:
+            raise GuestGoneError("it answers no more")
         self.left.append(True)
 
     def step(self, cpu: int) -> bool:
@@ -281,6 +285,7 @@ def test_a_stop_of_somebody_else_is_left_to_him(tmp_path: Path) -> None:
     fake = FakeStub()
     with served(tmp_path, fake) as it:
         debugger = it.join()
+        assert debugger.ask(b"?") == b"T05thread:01;"
         resumed = list[socket.socket]()
 
         def run(sock: socket.socket) -> None:
@@ -328,6 +333,60 @@ def test_what_somebody_else_had_stopped_stays_stopped(tmp_path: Path) -> None:
         assert not it.fake.is_running
         it.stub.is_held = False
         it.stub.resume()
+
+
+def test_what_a_monitor_stops_while_the_debugger_lets_it_run_stays_stopped_too(
+    tmp_path: Path,
+) -> None:
+    with served(tmp_path) as it:
+        debugger = it.join()
+        assert debugger.ask(b"?") == b"T05thread:01;"
+        debugger.sock.sendall(packet(b"c"))
+        assert becomes_true(lambda: it.fake.is_running, _WAIT_S)
+        with it.stub.turn:
+            it.stub.stop()
+            it.stub.is_held = True
+        debugger.sock.sendall(b"\x03")
+        assert debugger.hear() == b"T02thread:01;"
+        debugger.ask(b"D")
+        assert becomes_true(lambda: not it.stub.is_debugged, _WAIT_S)
+        assert (it.stub.is_held, it.fake.is_running) == (True, False)
+        it.stub.is_held = False
+        it.stub.resume()
+
+
+def test_it_is_said_when_a_probe_comes_over_a_breakpoint(tmp_path: Path) -> None:
+    with served(tmp_path) as it:
+        debugger = it.join()
+        debugger.ask(b"Z0,2002,1")
+        debugger.ask(b"Z2,2003,1")
+        debugger.sock.sendall(packet(b"c"))
+        assert becomes_true(lambda: it.fake.is_running, _WAIT_S)
+        time.sleep(0.3)
+        assert not it.warned
+        it.view.patched = 0x2000
+        assert becomes_true(lambda: bool(it.warned), _WAIT_S)
+        # Once.
+        time.sleep(0.5)
+        it.view.patched = PLACE
+    assert it.warned == [
+        (
+            "the debugger: its breakpoint at 0x2002 is not hit any more: it is in the middle of "
+            "instructions that a probe has replaced since"
+        )
+    ]
+
+
+def test_a_guest_runs_on_when_nobody_can_join(tmp_path: Path) -> None:
+    with served(tmp_path) as it:
+        it.view.is_dead = True
+        debugger = it.join()
+        assert debugger.is_alone()
+        assert becomes_true(lambda: bool(it.warned), _WAIT_S)
+        assert not it.stub.is_debugged
+        it.view.is_dead = False
+        assert it.join().ask(b"?") == b"T05thread:01;"
+    assert it.warned == ["the debugger was sent away: it answers no more"]
 
 
 def test_a_guest_that_stands_before_its_initcalls_is_not_joined(tmp_path: Path) -> None:

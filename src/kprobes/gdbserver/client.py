@@ -73,11 +73,13 @@ class GdbClient:
         self._stepping: int | None = None
         self._commands = self._table()
         self._is_physical = False
+        self._covered: set[int] = set()
         with self._stub.paused():
+            # Whether somebody else had stopped it before the debugger did.
             self._was_held = self._stub.is_held
-            self._stub.hold()
             self._cpu = self._stub.ids()[0]
             self._view.leave()
+            self._stub.hold()
         self._stop = rsp.StopReply(signal=SIGTRAP, cpu=self._cpu)
         self._stub.debugger = self
 
@@ -100,9 +102,21 @@ class GdbClient:
 
     def interrupt(self) -> None:
         """Stop the guest, which runs, as the debugger has asked for."""
+        self._was_held = self._stub.is_held
         self._stub.hold()
         if not self.has_stopped:
             self._note(rsp.StopReply(signal=_SIGINT, cpu=self._cpu))
+
+    def warn_covered(self) -> None:
+        """Say which breakpoints are not hit any more, as probes have come since there."""
+        places = {addr for kind, addr, _ in self._breakpoints if kind in _EXECUTION}
+        covered = {addr for addr in places if self._view.is_inside_patch(addr)}
+        for addr in covered - self._covered:
+            self._warn(
+                f"the debugger: its breakpoint at {addr:#x} is not hit any more: it is in the "
+                "middle of instructions that a probe has replaced since"
+            )
+        self._covered = covered
 
     def stop_packet(self) -> bytes:
         """Return what it is told of the stop."""
@@ -283,6 +297,7 @@ class GdbClient:
             self._note(rsp.StopReply(signal=SIGTRAP, cpu=self._stepping))
             return self.stop_packet()
         words = (how if cpu is None else how + b":%x" % cpu for how, cpu in actions)
+        self._was_held = False
         self._stub.go(b"vCont;" + b";".join(words))
         return None
 

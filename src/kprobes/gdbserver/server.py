@@ -115,6 +115,7 @@ class GdbServer:
         stub, sock = self._stub, self._sock
         if stub.is_running:
             self._ready(sock, stub.fileno())
+            self._client.warn_covered()
             if not stub.poll():
                 self._ready(timeout_s=_OTHERS_S)
         elif not self._client.has_stopped:

@@ -336,11 +336,11 @@ class Stub:
         if self.is_running:
             self.stop()
             return not self.is_held
-        if not self.is_held or self._pauses or not self._wire.halt() or self.is_debugged:
+        if not self.is_held or self._pauses or not self._wire.halt():
             return False
-        self.is_held = False
         self._mark_stopped()
-        return True
+        self.is_held = self.is_debugged
+        return not self.is_held
 
     def _must_stop(self) -> rsp.StopReply:
         reply = self._stop_reply(self._wire.timeout_s)
