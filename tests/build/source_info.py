@@ -229,6 +229,16 @@ class FakeSource(Struct, frozen=True):
         assert self.inlined(name) == [function]
         return self.lines
 
+    def text(self, file: str) -> Sequence[str]:
+        assert file in ("fs/read_write.c", "include/linux/file.h")
+        return [
+            *[""] * 455,
+            "\tret = rw_verify_area(READ, file, pos, count);",
+            *[""] * 4,
+            "\tif (count > MAX_RW_COUNT)",
+            "\t\tret = 5;",
+        ]
+
     def externs(self, addr: int) -> Sequence[Variable]:
         assert TEXT <= addr < TEXT + 0x80
         return EXTERNS

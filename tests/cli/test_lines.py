@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.cli.lines import as_json, as_text, read_source
+from kprobes.cli.lines import as_json, as_text
 from kprobes.errors import UsageError
-from kprobes.inspect.source import Lines, ShownLine
+from kprobes.inspect.source import Lines, ShownLine, read_lines
 from tests.build.json_lines import objects
 
 _FUNCTION = Lines(
@@ -41,7 +41,7 @@ def test_with_its_text_lines_without_code_have_no_number(tmp_path: Path) -> None
     (tmp_path / "fs").mkdir()
     (tmp_path / "fs" / "read_write.c").write_text("one\ntwo\nint f()\n{ a\tb }\n\x1b[31m\n")
 
-    text = read_source(tmp_path, _FUNCTION)
+    text = read_lines(tmp_path, _FUNCTION)
 
     assert as_text(_FUNCTION, text).splitlines() == [
         "vfs_read at fs/read_write.c:3",
@@ -53,7 +53,7 @@ def test_with_its_text_lines_without_code_have_no_number(tmp_path: Path) -> None
 
 def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"fs/read_write.c: No such file"):
-        read_source(tmp_path, _FUNCTION)
+        read_lines(tmp_path, _FUNCTION)
 
 
 def test_json_has_an_object_for_each() -> None:

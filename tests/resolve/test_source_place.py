@@ -18,6 +18,29 @@ def test_a_line_is_every_place_that_it_has() -> None:
     assert shown("p read_write.c:456") == ["p:kprobes/p_read_write_c_L456 vfs_read+16"]
 
 
+@pytest.mark.parametrize(
+    ("text", "listed"),
+    [
+        ("p vfs_read;ret=rw*", ["p:kprobes/p_vfs_read_lines vfs_read+16"]),
+        ("p:e vfs_read;if(count>MAX*", ["p:kprobes/e vfs_read+32", "p:kprobes/e vfs_write+8"]),
+        (
+            "p:e vfs_read@read_write.c;*count*",
+            ["p:kprobes/e vfs_read+16", "p:kprobes/e vfs_read+32", "p:kprobes/e vfs_write+8"],
+        ),
+        ("p:e fdget;ret=rw?verify[_-]area(*", ["p:kprobes/e vfs_read+16"]),
+        ("p:e vfs_read;ret=rw* count", ["p:kprobes/e vfs_read+16 count=%dx:u32"]),
+    ],
+)
+def test_lines_are_found_by_their_text_without_its_blanks(text: str, listed: list[str]) -> None:
+    assert shown(text) == listed
+
+
+def test_text_that_no_line_with_code_has_is_told_with_some_that_have() -> None:
+    error = refusal("p vfs_read;ret=5;")
+    assert "no line of vfs_read that has code is like this; some are: ret = rw_verify" in str(error)
+    assert "FUNCTION;PATTERN" in str(refusal("p read_write.c;ret=*"))
+
+
 def test_of_several_functions_of_a_name_that_of_a_file_is_meant() -> None:
     twins = [symbol("vfs_read", TEXT + 0x40), *NAMES]
     kernel = make_kernel(twins)

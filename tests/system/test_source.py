@@ -12,7 +12,7 @@ import pytest
 
 import kprobes
 from kprobes.arch.x86_64.arch import X86_64
-from kprobes.errors import DefinitionError
+from kprobes.errors import DefinitionError, UsageError
 from kprobes.guest.attach import Access
 from kprobes.lang.parser import parse
 from kprobes.open import GuestSession
@@ -168,6 +168,35 @@ def test_a_line_of_a_header_is_one_event_at_all_its_places(kernel: GuestSession)
     places = {event.function for event in trace["told"]}
     assert "vfs_read" in places
     assert len(kernel.hits()) >= 5
+
+
+def test_lines_are_found_by_their_text(vmlinux: Path, tmp_path: Path) -> None:
+    # Of a source that has some text only where it is looked for.
+    (tmp_path / "fs").mkdir()
+    text = [""] * 500
+    for line in (452, 453, 462):
+        text[line - 1] = "\tif (a  >= b) {"
+    (tmp_path / "fs" / "read_write.c").write_text("\n".join(text))
+    with kprobes.boot(MachineOptions(), access=Access(image=vmlinux, source=tmp_path)) as kernel:
+        kernel.probe("p:line vfs_read:12 count")
+        # The other two have no code.
+        kernel.probe("p:like vfs_read;if(a>=b)* count")
+        kernel.choose_tasks(comms=["head"])
+        with kernel.record() as trace:
+            kernel.run(_WORK, timeout_s=300)
+        assert len(trace["line"]) >= 2
+        assert [(e.pid, e["count"]) for e in trace["line"]] == [
+            (e.pid, e["count"]) for e in trace["like"]
+        ]
+        with pytest.raises(DefinitionError, match="no line of vfs_read that has code is like this"):
+            kernel.probe("p vfs_read;nowhere*")
+        with pytest.raises(UsageError, match=r"mm/memory\.c: No such file"):
+            kernel.probe("p handle_mm_fault;*")
+    with (
+        kprobes.boot(MachineOptions(), access=Access(image=vmlinux)) as kernel,
+        pytest.raises(UsageError, match="give that by --source"),
+    ):
+        kernel.probe("p vfs_read;*")
 
 
 def test_a_file_and_a_function_name_the_same_line(kernel: GuestSession) -> None:

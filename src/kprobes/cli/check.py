@@ -93,6 +93,7 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
             stacktrace=args.stacktrace,
             userstacktrace=args.userstacktrace,
         ),
+        source=args.source,
     )
     if args.image is not None:
         yield checker_of_image(args.image, terms)

@@ -1,7 +1,6 @@
 """``kprobe lines``: the lines of a function or file that have code, and so can be probed."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from kprobes.cli import options
@@ -28,38 +27,19 @@ Exit status: 0 done, 1 no debug information, 2 usage, 3 target unreachable, 4 no
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("what", metavar="FUNCTION|FILE[:FIRST[-LAST]]", help="of what")
-    parser.add_argument(
-        "--source", type=Path, metavar="DIR", help="the kernel's source: its text is shown, too"
-    )
     options.add_guest(parser)
 
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """List; return the exit code."""
     from kprobes.cli.target import only_guest_of
-    from kprobes.inspect.source import lines_of
+    from kprobes.inspect.source import lines_of, read_lines
 
     with only_guest_of(args, "lines") as guest:
         found = lines_of(guest, args.what)
-    text = None if args.source is None else read_source(args.source, found)
+    text = None if args.source is None else read_lines(args.source, found)
     write_text(out, as_json(found) if args.format == "json" else as_text(found, text))
     return 0
-
-
-def read_source(directory: Path, lines: "Lines") -> list[str]:
-    """Return the text of the lines that were asked for.
-
-    Raises:
-        UsageError: the file is not there.
-    """
-    from kprobes.errors import UsageError
-
-    path = directory / lines.file
-    try:
-        text = path.read_text(errors="backslashreplace").splitlines()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}: --source is the top of its source") from error
-    return text[lines.first - 1 : lines.last]
 
 
 def as_text(lines: "Lines", source: list[str] | None = None) -> str:

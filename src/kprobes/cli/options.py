@@ -182,6 +182,9 @@ def add_kernel_files(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="NAME.ko of one of its modules, with debug information; can be given again",
     )
+    parser.add_argument(
+        "--source", type=Path, metavar="DIR", help="the kernel's source, for the text of its lines"
+    )
 
 
 def add_guest(parser: argparse.ArgumentParser) -> None:

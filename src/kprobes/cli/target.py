@@ -260,6 +260,7 @@ def access_of(
         image=getattr(args, "vmlinux", None),
         symbols=getattr(args, "symbols", None),
         modules=_module_files(args),
+        source=getattr(args, "source", None),
         clock=getattr(args, "clock", None),
         tell=progress,
         wait=wait,

@@ -10,7 +10,7 @@ from kprobes.dwarf.inlined import read_copies, read_copy_lines, read_inlined_nam
 from kprobes.dwarf.libdw import Dwarf
 from kprobes.dwarf.lines import read_file, read_function
 from kprobes.dwarf.variables import Scope, read_externs, read_variables
-from kprobes.errors import FormatError, TargetError
+from kprobes.errors import FormatError, TargetError, UsageError
 from kprobes.model.source import SourceFunction, SourceLine, Variable
 from kprobes.units import U64
 
@@ -32,9 +32,13 @@ class DwarfSource:
         dwarf: of the file.
         arch: the registry's name of its architecture.
         slide: how far what runs is from where that was linked.
+
+    Attributes:
+        tree: the top of the source, where somebody has named it; else None.
     """
 
     def __init__(self, dwarf: Dwarf, arch: str, slide: int = 0) -> None:
+        self.tree: Path | None = None
         self._slide = slide
         self._dwarf = dwarf
         self._registers = _REGISTERS[arch]
@@ -76,6 +80,16 @@ class DwarfSource:
         """Return the lines of a function that ``inlined`` has returned."""
         return self._lines(read_copy_lines(self._dwarf, name, (function.file, function.line)))
 
+    def text(self, file: str) -> Sequence[str]:
+        """Return the text of a file of the source, line by line.
+
+        Raises:
+            UsageError: nobody has said where the source is, or the file is not there.
+        """
+        if self.tree is None:
+            raise UsageError(f"the text of {file} is in the kernel's source: give that by --source")
+        return read_text(self.tree, file)
+
     def externs(self, addr: int) -> Sequence[Variable]:
         """Return the variables of an address's unit; those that it only declares are nowhere."""
         linked = self._linked(addr)
@@ -106,6 +120,19 @@ class DwarfSource:
     def _loaded(self, addrs: Iterable[int]) -> tuple[int, ...]:
         # What a module has for its beginning only is there no more.
         return tuple(addr + self._slide & U64 for addr in addrs if self._dwarf.is_loaded(addr))
+
+
+def read_text(tree: Path, file: str) -> list[str]:
+    """Return the text of a file below the top of the source, line by line.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    try:
+        return (tree / file).read_text(errors="backslashreplace").splitlines()
+    except OSError as error:
+        words = f"{tree / file}: {error.strerror}: --source is the top of its source"
+        raise UsageError(words) from error
 
 
 def open_source(

@@ -57,6 +57,7 @@ class Access(Struct, frozen=True, kw_only=True):
             gives the types that a kernel built without them lacks.
         symbols: the System.map or vmlinux of a kernel that has no symbols itself, or None.
         modules: files of its modules with their debug information.
+        source: the top of its source, which says what the text of its lines is; or None.
         clock: of time stamps, by the kernel's name: local, global, mono, mono_raw, boot, tai, perf,
             x86-tsc; None for that of the kernel's own trace.
         tell: is given words for people when something will take long.
@@ -68,6 +69,7 @@ class Access(Struct, frozen=True, kw_only=True):
     image: Path | None = None
     symbols: Path | None = None
     modules: Sequence[Path] = ()
+    source: Path | None = None
     clock: str | None = None
     tell: Callable[[str], None] = untold
     wait: Callable[[str], None] | None = None
@@ -170,6 +172,7 @@ def _source_files(
         named=[path for path in (access.image, access.symbols) if path is not None],
         modules=access.modules,
         booted=None if host is None else booted_file(host.pid),
+        tree=access.source,
     )
     return SourceFiles(kernel, memory, files, access.tell)
 

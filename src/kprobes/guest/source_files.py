@@ -38,11 +38,13 @@ class KernelFiles(Struct, frozen=True, kw_only=True):
         named: by its user, of the kernel.
         modules: likewise, of its modules.
         booted: what it was booted from, or None.
+        tree: the top of its source, or None.
     """
 
     named: Sequence[Path] = ()
     modules: Sequence[Path] = ()
     booted: Path | None = None
+    tree: Path | None = None
 
 
 class SourceFiles:
@@ -96,7 +98,9 @@ class SourceFiles:
         kernel = self._kernel
         own = own_files(kernel.release, kernel.build_id, self._files.booted, self._tell)
         paths = chain(self._files.named, own)
-        return open_source(paths, kernel.arch, kernel.release, kernel.build_id, kernel.slide)
+        source = open_source(paths, kernel.arch, kernel.release, kernel.build_id, kernel.slide)
+        source.tree = self._files.tree
+        return source
 
     def _open_module(self, module: ModuleSymbols) -> SourceInfo:
         ids = build_ids(self._memory, module)
@@ -140,4 +144,6 @@ class SourceFiles:
                 raise FormatError(f"its build is {build_id.hex() or 'unknown'}")
             noted = noted_sections(self._memory, self._kernel.types, module)
             sections = places_of_sections(loaded_sections(read), module, noted)
-        return DwarfSource(Dwarf(path, sections), self._kernel.arch)
+        source = DwarfSource(Dwarf(path, sections), self._kernel.arch)
+        source.tree = self._files.tree
+        return source

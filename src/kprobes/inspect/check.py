@@ -52,11 +52,13 @@ class Terms(Struct, frozen=True, kw_only=True):
         strategy: that is forced on every probe, or None.
         return_method: that is forced on every return probe, or None.
         synthetic_fields: fields of every return probe after its own.
+        source: the top of the source of a kernel that is in a file, or None.
     """
 
     strategy: Strategy | None = None
     return_method: ReturnMethod | None = None
     synthetic_fields: SyntheticFields = NO_SYNTHETIC_FIELDS
+    source: Path | None = None
 
 
 NO_TERMS = Terms()
@@ -437,14 +439,16 @@ def checker_of_image(path: Path, terms: Terms = NO_TERMS) -> Checker:
     text = text_of_image(image)
     sites = ftrace.sites_in_image(image, text.kernel)
     places = Places(text, arch(text.kernel.arch), sites)
-    places.open_source = cache(partial(_open_source, path))
+    places.open_source = cache(partial(_open_source, path, terms.source))
     return Checker(_ByPatching(places, terms), terms)
 
 
-def _open_source(path: Path, kernel: Kernel, module: str = "") -> SourceInfo:
+def _open_source(path: Path, tree: Path | None, kernel: Kernel, module: str = "") -> SourceInfo:
     from kprobes.dwarf.source import open_source
 
     if module:
         raise TargetError(f"no module is loaded in {path}")
     own = own_files(kernel.release, kernel.build_id, path)
-    return open_source(chain([path], own), kernel.arch, kernel.release, kernel.build_id)
+    source = open_source(chain([path], own), kernel.arch, kernel.release, kernel.build_id)
+    source.tree = tree
+    return source

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -95,6 +96,21 @@ def lines_of(guest: Guest, text: str) -> Lines:
     return Lines(
         function="", file=found[0].file, first=first, last=min(last, shown[-1].line), lines=shown
     )
+
+
+def read_lines(tree: Path, lines: Lines) -> list[str]:
+    """Return the text of the lines that were asked for.
+
+    Args:
+        tree: the top of the source.
+        lines: of one of its files.
+
+    Raises:
+        UsageError: the file is not there.
+    """
+    from kprobes.dwarf.source import read_text
+
+    return read_text(tree, lines.file)[lines.first - 1 : lines.last]
 
 
 def variables_at(guest: Guest, text: str, *, has_externs: bool = False) -> list[PlaceVariables]:

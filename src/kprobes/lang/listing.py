@@ -48,6 +48,8 @@ def show_place(place: Place) -> str:
     module = f"{place.module}:" if place.module else ""
     if place.line is not None:
         name = f"{place.symbol}@{place.file}" if place.symbol and place.file else place.symbol
+        if place.pattern:
+            return f"{module}{name};{place.pattern}"
         return f"{module}{name or place.file}:{place.line}"
     return f"{module}{place.symbol}+{place.offset}" if place.offset else f"{module}{place.symbol}"
 

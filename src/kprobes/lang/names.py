@@ -90,6 +90,8 @@ def event_at(kind: Kind, place: Place, type_: EventType = EventType.KPROBE) -> s
     if place.addr is not None:
         # The kernel prints a hash of the address here, so that nobody learns it.
         return _tidy(f"{kind.value}_{place.addr:#018x}")
+    if place.pattern:
+        return _tidy(f"{kind.value}_{place.symbol}_lines")
     if place.line is not None:
         return _tidy(f"{kind.value}_{place.symbol or place.file.rpartition('/')[2]}_L{place.line}")
     module = f"{place.module}:" if place.module else ""

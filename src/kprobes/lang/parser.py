@@ -75,11 +75,12 @@ SOURCE_FILE = r"[\w./+-]+\.[chS]"
 """The end of a source file's path, as an expression."""
 _SOURCE = re.compile(
     rf"(?:(?P<module>[A-Za-z0-9_]+):)?(?:(?P<file>{SOURCE_FILE})|(?P<function>[A-Za-z_][\w.]*)(?:@(?P<of>{SOURCE_FILE}))?)"
-    r"(?::(?P<line>\d{1,9}))?"
+    r"(?::(?P<line>\d{1,9})|;(?P<pattern>.+))?",
+    re.ASCII,
 )
 _PLACES = (
-    "a place is SYMBOL, SYMBOL+OFFSET, MODULE:SYMBOL, an address, or of the source SYMBOL:LINE or "
-    "FILE:LINE"
+    "a place is SYMBOL, SYMBOL+OFFSET, MODULE:SYMBOL, an address, or of the source SYMBOL:LINE, "
+    "FILE:LINE or SYMBOL;PATTERN"
 )
 
 
@@ -96,7 +97,10 @@ def read_place(word: Token) -> tuple[Place, bool]:
     if addr is not None:
         return Place(symbol="", offset=0, span=word.span, addr=Addr(addr)), False
     source = _SOURCE.fullmatch(word.text)
-    if source is not None and (source["of"] or source["line"]):
+    if source is not None and (source["of"] or source["line"] or source["pattern"]):
+        if source["pattern"] and not source["function"]:
+            hint = "lines are found by their text in a function: FUNCTION;PATTERN"
+            raise word.error(Code.BAD_PROBE_ADDR, hint=hint)
         place = Place(
             symbol=source["function"] or "",
             offset=0,
@@ -104,6 +108,7 @@ def read_place(word: Token) -> tuple[Place, bool]:
             module=source["module"] or "",
             file=source["file"] or source["of"] or "",
             line=int(source["line"] or 0),
+            pattern=source["pattern"] or "",
         )
         return place, False
     if "/" in word.text and ":" in word.text:

@@ -422,6 +422,7 @@ class Place(Struct, frozen=True, kw_only=True):
         addr: of a place that is a bare number.
         line: of the source (ours, not the kernel's): from the function's own, or of ``file``.
         file: the end of its path, ``fs/read_write.c``; that has the function, if there is one.
+        pattern: of the text of the function's lines that are meant, with the line 0; or "".
     """
 
     symbol: str
@@ -431,6 +432,7 @@ class Place(Struct, frozen=True, kw_only=True):
     addr: Addr | None = None
     line: int | None = None
     file: str = ""
+    pattern: str = ""
 
     @property
     def is_glob(self) -> bool:

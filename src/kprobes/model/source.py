@@ -179,6 +179,14 @@ class SourceInfo(Protocol):
         """
         ...
 
+    def text(self, file: str) -> Sequence[str]:
+        """Return the text of a file of the source, line by line.
+
+        Raises:
+            UsageError: nobody has said where the source is, or the file is not there.
+        """
+        ...
+
     def externs(self, addr: int) -> Sequence[Variable]:
         """Return the variables of an address's unit; those that it only declares are nowhere."""
         ...

@@ -1,12 +1,15 @@
 """Places in the source: what debug information makes of a definition.
 
 ``vfs_read:10`` is the tenth line after that of the function's name, ``fs/read_write.c:463`` a line
-of a file, ``reset@mm/slab.c:2`` one of the function there, as perf has them; ``fdget_pos`` is a
-function that is inlined wherever it is called. ``dummy:dummy.c:60`` is a module's. There may be
-many places of each: one definition becomes several of one event.
+of a file, ``reset@mm/slab.c:2`` one of the function there, ``vfs_read;ret=*`` its lines whose text
+is like that, blanks left out: all as perf has them. ``fdget_pos`` is a function that is inlined
+wherever it is called. ``dummy:dummy.c:60`` is a module's. There may be many places of each: one
+definition becomes several of one event.
 """
 
+import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 
 from msgspec import Struct
@@ -25,13 +28,14 @@ from kprobes.units import Addr
 _NEAR = 20
 """Lines around one without code in which some are looked for."""
 _SHOWN = 4
+_BLANKS = re.compile(r"\s+")
 
 
 class SourcePlaces(Struct, frozen=True, kw_only=True):
     """What a place in the source is.
 
     Attributes:
-        line: its number in its file.
+        line: its number in its file; 0 of several.
         addrs: where its code begins.
         inlined: the function whose copies begin there, or "".
     """
@@ -112,8 +116,11 @@ def places_in_source(definition: Definition, kernel: Kernel, source: SourceInfo)
         DefinitionError: there is no such line, or function.
     """
     place = definition.place
-    if is_inlined(definition, kernel):
+    if is_inlined(definition, kernel) and not place.pattern:
         return _in_copies(definition, kernel, source)
+    if place.pattern:
+        function = function_in_source(definition, kernel, source)
+        return _like(definition, function, source.text(function.file))
     wanted = place.line or 0
     if not place.symbol:
         lines = source.file_lines(place.file, wanted - _NEAR, wanted + _NEAR)
@@ -153,6 +160,19 @@ def _line(
         hint = _near(what, wanted, first, lines)
         raise _error(definition, Code.BAD_PROBE_ADDR, hint)
     return SourcePlaces(line=wanted, addrs=found.addrs)
+
+
+def _like(definition: Definition, function: SourceFunction, text: Sequence[str]) -> SourcePlaces:
+    pattern = _BLANKS.sub("", definition.place.pattern)
+    coded = [each for each in function.lines if each.line <= len(text)]
+    found = [e for e in coded if fnmatchcase(_BLANKS.sub("", text[e.line - 1]), pattern)]
+    if not found:
+        name = definition.place.symbol
+        shown = "; ".join(text[each.line - 1].strip() for each in coded[:_SHOWN])
+        hint = f"no line of {name} that has code is like this; some are: {shown}"
+        raise _error(definition, Code.BAD_PROBE_ADDR, hint)
+    addrs = dict.fromkeys(addr for each in found for addr in each.addrs)
+    return SourcePlaces(line=found[0].line if len(found) == 1 else 0, addrs=list(addrs))
 
 
 def _near(what: str, wanted: int, first: int, lines: Sequence[SourceLine]) -> str:
@@ -218,7 +238,7 @@ def _inlined(
 def _at(definition: Definition, kernel: Kernel, addr: int) -> Definition:
     # Without its module, which may be of another build when it is loaded again.
     symbol = kernel.symbols.at(addr)
-    bare = replace(definition.place, symbol="", module="", offset=0, line=None, file="")
+    bare = replace(definition.place, symbol="", module="", offset=0, line=None, file="", pattern="")
     if symbol is None or not kernel.symbols.is_unique(symbol.name):
         moved = replace(bare, addr=Addr(addr))
     else:
