@@ -247,6 +247,29 @@ def test_a_step_from_what_is_replaced_ends_behind_it(tmp_path: Path) -> None:
         assert debugger.ask(b"vCont;t") == b"E22"
 
 
+def test_a_step_that_somebody_ends_by_stopping_the_guest_is_begun_anew(tmp_path: Path) -> None:
+    fake, steps = FakeStub(), list[bytes]()
+
+    def step(sock: socket.socket) -> None:
+        steps.append(fake.asked[-1])
+        if len(steps) < 2:
+            # Its vCPU sleeps.
+            fake.is_running = True
+        else:
+            fake.stop(sock, b"T05thread:01;")
+
+    fake.hooks[b"vCont;s"] = step
+    with served(tmp_path, fake) as it:
+        debugger = it.join()
+        assert debugger.ask(b"?") == b"T05thread:01;"
+        debugger.sock.sendall(packet(b"vCont;s:1;c"))
+        assert becomes_true(lambda: len(steps) == 1, _WAIT_S)
+        with it.stub.paused():
+            pass
+        assert debugger.hear() == b"T05thread:01;"
+    assert steps == [b"vCont;s:1;c"] * 2
+
+
 def test_who_waits_for_the_guest_serves_it_where_it_stops_for_the_debugger(tmp_path: Path) -> None:
     fake = FakeStub()
     # Who stands at a breakpoint comes to it again when it is let run.

@@ -47,7 +47,7 @@ _UNSTOPPED = (
 )
 _HARM = re.compile(b"Oops|BUG:|WARNING:|Internal error|general protection|Call [Tt]race")
 _STACK, _PAGE = 1024, 4096
-_STOPS = 100
+_STOPS, _STEPS = 100, 30
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_breakpoints_at_probed_places_and_steps_from_there_lose_no_hit(
         assert strategy in (None, site_of(kernel).strategy)
         recorded = told(probe)
         debugger.insert_breakpoint(site.addr)
-        for _ in range(_STOPS):
+        for _ in range(_STEPS):
             cpu = stop_at(debugger)
             assert debugger.registers(cpu)[_PC[arch]] == site.addr
             step_over(debugger, cpu, site.addr)
@@ -187,9 +187,9 @@ def test_breakpoints_at_probed_places_and_steps_from_there_lose_no_hit(
             else:
                 assert site.addr < after <= site.addr + len(site.old)
         debugger.remove_breakpoint(site.addr)
-        assert told(probe) - recorded == _STOPS
+        assert told(probe) - recorded == _STEPS
 
-    assert len(trace["at"]) >= _STOPS
+    assert len(trace["at"]) >= _STEPS
     assert kernel.run("echo well", timeout_s=_WAIT_S).output == b"well\n"
 
 
@@ -283,14 +283,14 @@ def test_probes_come_and_go_while_a_debugger_stops_where_calls_begin(
 
         thread = threading.Thread(target=stop_and_go)
         thread.start()
-        for _ in range(5):
+        for _ in range(3):
             with kernel.record() as trace:
                 assert becomes_true(lambda: kernel.select().hits > 3, _WAIT_S)
             assert len(trace) > 3
         is_over.set()
         thread.join(_WAIT_S)
         assert not thread.is_alive()
-    assert len(stops) > 20
+    assert len(stops) > 10
 
 
 def test_it_is_interrupted_and_stands_until_it_is_let_run(
@@ -298,7 +298,7 @@ def test_it_is_interrupted_and_stands_until_it_is_let_run(
 ) -> None:
     kernel.probe("p vfs_read")
     with kernel.record(), joined(kernel, tmp_path) as debugger:
-        for _ in range(20):
+        for _ in range(8):
             debugger.resume()
             hits = kernel.select().hits
             assert becomes_true(lambda hits=hits: kernel.select().hits > hits, _WAIT_S)

@@ -32,6 +32,8 @@ _FORWARDED = (
     *(b"T", b"qXfer", b"qThreadExtraInfo"),
     *(b"qqemu.sstep", b"qqemu.sstepbits", b"Qqemu.sstep"),
 )
+_STEP_S = 1.0
+"""A step takes longer where its vCPU sleeps."""
 _MONITOR_RUNS = {"c", "cont"}
 _USE_CONTINUE = "the guest is stopped for the debugger: use gdb's `continue`\n"
 
@@ -71,6 +73,7 @@ class GdbClient:
         self._pc = machine(driver.guest.kernel.arch).inject_ops.pc
         self._breakpoints: set[tuple[bytes, int, bytes]] = set()
         self._stepping: int | None = None
+        self._how, self._stops = b"", 0
         self._commands = self._table()
         self._is_physical = False
         self._covered: set[int] = set()
@@ -298,8 +301,24 @@ class GdbClient:
             return self.stop_packet()
         words = (how if cpu is None else how + b":%x" % cpu for how, cpu in actions)
         self._was_held = False
-        self._stub.go(b"vCont;" + b";".join(words))
-        return None
+        self._how = b"vCont;" + b";".join(words)
+        self._run()
+        return self.stop_packet() if self.has_stopped else None
+
+    def step_again(self) -> None:
+        """Begin a step anew that takes long, where somebody has stopped the guest meanwhile."""
+        if self._stepping is not None and self._stops != self._stub.stops:
+            with self._stub.paused():
+                # It may have ended just now.
+                if not self._stub.is_held:
+                    self._run()
+
+    def _run(self) -> None:
+        self._stub.go(self._how)
+        if self._stepping is not None:
+            # In this turn: whoever stops the guest next would end the step.
+            self._stub.wait(_STEP_S)
+        self._stops = self._stub.stops
 
     def _note(self, stop: rsp.StopReply) -> None:
         self._stop, self.has_stopped, self._stepping = stop, True, None

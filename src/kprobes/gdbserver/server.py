@@ -115,14 +115,21 @@ class GdbServer:
         stub, sock = self._stub, self._sock
         if stub.is_running:
             self._ready(sock, stub.fileno())
-            self._client.warn_covered()
-            if not stub.poll():
+            if not self._poll():
                 self._ready(timeout_s=_OTHERS_S)
         elif not self._client.has_stopped:
             self._ready(sock)
         # In nobody else's turn: whoever waits for the guest may serve the debugger, too.
         with stub.turn:
             self._serve()
+
+    def _poll(self) -> bool:
+        # Whether nobody else has had the guest stopped, which runs.
+        with self._stub.turn:
+            if self._client is not None:
+                self._client.warn_covered()
+                self._client.step_again()
+            return self._stub.poll()
 
     def _serve_for(self, check: Callable[[], None]) -> None:
         # In the thread of whoever waits for the guest.
