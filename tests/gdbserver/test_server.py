@@ -56,7 +56,7 @@ class View:
     def held_link(self, cpu: int, value: int) -> int:
         return 0x5555 if (cpu, value) == (2, LINK) else value
 
-    def leave(self) -> None:
+    def leave_own_code(self) -> None:
         if self.is_dead:
             raise GuestGoneError("it answers no more")
         self.left.append(True)

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from kprobes.guest.allocations import Allocation, Kind
+from kprobes.arch.x86_64.arch import X86_64
+from kprobes.guest.allocations import Allocation, AllocationLog, Kind
 from kprobes.guest.arm import TextPatcher
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.view import GuestView
@@ -64,12 +65,11 @@ def viewed(*patches: Patch, tables: tuple[InstanceTable, ...] = (F,)) -> tuple[G
     for patch in patches:
         memory.write(patch.addr, patch.new)
     arch: Any = SimpleNamespace(
-        code=SimpleNamespace(call=SimpleNamespace(link=None)),
-        returns=SimpleNamespace(address_mask=(1 << 64) - 1),
+        code=SimpleNamespace(call=SimpleNamespace(link=None)), returns=X86_64.returns
     )
     guest = SimpleNamespace(stub=vcpu, memory=memory, kernel=KERNEL, arch=arch)
-    code = Allocation(kind=Kind.CODE, addr=OURS, size=0x1000)
-    allocations: Any = SimpleNamespace(live=[code])
+    allocations = AllocationLog()
+    allocations.live = (Allocation(kind=Kind.CODE, addr=OURS, size=0x1000),)
     patcher = SimpleNamespace(patches=patches, linker=SimpleNamespace(instances=tables))
     view = GuestView(
         lambda: cast("Guest", guest), allocations, lambda: cast("TextPatcher", patcher)
@@ -143,7 +143,7 @@ def test_a_vcpu_in_our_code_is_led_out_of_it() -> None:
     vcpu.registers_["rip"] = OURS + 0x20
     vcpu.steps = [(OURS + 0x24, STACK), (TEXT + 0x210, STACK), (OURS + 0xFFF, STACK), (TEXT, STACK)]
 
-    view.leave()
+    view.leave_own_code()
 
     # A function that our code calls is not ours.
     assert vcpu.registers_["rip"] == TEXT + 0x210

@@ -16,7 +16,7 @@ from kprobes.model.abi import Field
 from kprobes.model.kernel import TextPart, TextTables
 from kprobes.model.plan import Displaced, Exits, PatchOptions
 from kprobes.model.upcall import Detour, SiteUpcalls
-from kprobes.units import Addr
+from kprobes.units import U64, Addr
 
 PREAMBLE_SIZE = 16
 """The most bytes before a function that its callers look at, or go to."""
@@ -375,6 +375,10 @@ class ReturnOps(Struct, frozen=True, kw_only=True):
     trampoline: MakeTrampoline
     mark: bytes
     branch_detour: MakeBranchDetour
+
+    def stripped(self, address: int) -> int:
+        """Return a return address of the kernel without what protects it on a stack."""
+        return address | (U64 & ~self.address_mask)
 
 
 class UpcallOps(Struct, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
         args.parser.error("--listen is required: where does gdb join?")
     if is_host(args):
         raise UsageError("a debugger joins guests: this machine's own kernel cannot be stopped")
-    from kprobes.gdbserver.server import check_address
+    from kprobes.transport.address import check_listening
 
-    check_address(str(args.listen))
+    check_listening(str(args.listen))
     return trace.run(args, out)

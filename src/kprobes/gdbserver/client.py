@@ -43,7 +43,7 @@ class LeftError(Exception):
 
 
 class GdbClient:
-    """What one debugger has done to a guest so far. Implements ``transport.stub.Debugger``.
+    """What one debugger has done to a guest so far.
 
     Not to be shared by threads: all is called in a turn of the stub's.
 
@@ -51,23 +51,14 @@ class GdbClient:
         has_stopped: whether it is to be told of a stop.
     """
 
-    def __init__(
-        self,
-        driver: GuestDriver,
-        warn: Callable[[str], None],
-        serve: Callable[[Callable[[], None]], None],
-        notify: Callable[[], None],
-    ) -> None:
+    def __init__(self, driver: GuestDriver, warn: Callable[[str], None]) -> None:
         """Stop the guest for it.
 
         Args:
             driver: of the guest.
             warn: is told what is refused, and why: a debugger shows numbers only.
-            serve: see ``transport.stub.Debugger``.
-            notify: is called when the guest has stopped for it.
         """
         self.has_stopped = False
-        self._serve, self._notify = serve, notify
         self._stub, self._warn = driver.guest.stub, warn
         self._view = driver.view
         self._pc = machine(driver.guest.kernel.arch).inject_ops.pc
@@ -81,10 +72,9 @@ class GdbClient:
             # Whether somebody else had stopped it before the debugger did.
             self._was_held = self._stub.is_held
             self._cpu = self._stub.ids()[0]
-            self._view.leave()
+            self._view.leave_own_code()
             self._stub.hold()
         self._stop = rsp.StopReply(signal=SIGTRAP, cpu=self._cpu)
-        self._stub.debugger = self
 
     def takes(self, reply: rsp.StopReply) -> bool:
         """Return whether the guest has stopped for it: at a breakpoint of it, or after its step."""
@@ -98,10 +88,6 @@ class GdbClient:
         if is_mine:
             self._note(replace(reply, cpu=cpu))
         return is_mine
-
-    def serve(self, check: Callable[[], None]) -> None:
-        """Do what it asks for until it lets the guest run; ``check`` is called meanwhile."""
-        self._serve(check)
 
     def interrupt(self) -> None:
         """Stop the guest, which runs, as the debugger has asked for."""
@@ -124,7 +110,7 @@ class GdbClient:
     def stop_packet(self) -> bytes:
         """Return what it is told of the stop."""
         self.has_stopped = False
-        self._view.leave()
+        self._view.leave_own_code()
         cpu = self._cpu if self._stop.cpu is None else self._stop.cpu
         watched = self._stop.watched + b";" if self._stop.watched else b""
         return b"T%02xthread:%02x;%s" % (self._stop.signal, cpu, watched)
@@ -132,14 +118,15 @@ class GdbClient:
     def leave(self) -> None:
         """Take its breakpoints away, and let the guest run if it is the debugger that keeps it."""
         stub = self._stub
-        stub.debugger = None
         if not (self._breakpoints or stub.is_debugged):
             return
         with stub.paused():
             while self._breakpoints:
                 stub.ask(b"z%s,%x,%s" % self._breakpoints.pop())
-            if stub.is_debugged:
-                stub.go(is_held=self._was_held)
+            if stub.is_debugged and self._was_held:
+                stub.is_debugged = False
+            elif stub.is_debugged:
+                stub.go()
 
     def answer(self, request: bytes) -> bytes | None:
         """Do what a request of a debugger says whose guest stands still; return the answer.
@@ -324,7 +311,6 @@ class GdbClient:
         self._stop, self.has_stopped, self._stepping = stop, True, None
         if stop.cpu is not None:
             self._cpu = stop.cpu
-        self._notify()
 
 
 def _little(value: int) -> bytes:

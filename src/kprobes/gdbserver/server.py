@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kprobes.errors import FormatError, KprobesError, UnreachableError, UsageError
+from kprobes.errors import FormatError, KprobesError
 from kprobes.formats import rsp
 from kprobes.gdbserver.client import GdbClient, LeftError
 from kprobes.guest.driver import GuestDriver
-from kprobes.transport.address import dial, is_path, parse_host_port
+from kprobes.transport.address import is_path, listen_at
 from kprobes.transport.stub import Stub
 
 _POLL_S = 0.2
@@ -28,12 +28,13 @@ _OTHERS_S = 0.05
 """How long a stop of somebody else is left to whoever waits for it."""
 _SEND_S = 10.0
 _CHUNK = 1 << 16
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ACK = b"+"
 
 
 class GdbServer:
     """Serves one debugger after another, until ``close`` or the end of a ``with`` block.
+
+    Implements ``transport.stub.Debugger``.
 
     Attributes:
         address: where it listens, as gdb's ``target remote`` takes it.
@@ -53,15 +54,14 @@ class GdbServer:
             UsageError: another machine, or nothing can be made or listened at there.
         """
         self._driver, self._warn = driver, warn
-        self._path: Path | None = Path(listen).absolute() if _is_path(listen) else None
-        self._listener = _listen(listen)
-        self.address = str(self._path or "{}:{}".format(*self._listener.getsockname()[:2]))
+        self._listener, self.address = listen_at(listen)
         self._sock: socket.socket | None = None
         self._client: GdbClient | None = None
         self._stream = bytearray()
         self._acknowledges = True
         self._is_closed = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stub.debugger = self
         self._thread = threading.Thread(target=self._run, name="kprobes-gdbserver", daemon=True)
         self._thread.start()
 
@@ -89,10 +89,33 @@ class GdbServer:
         self._notify()
         self._thread.join()
         self._end()
+        self._stub.debugger = None
         self._listener.close()
         os.close(self._wake)
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        if is_path(self.address):
+            Path(self.address).unlink(missing_ok=True)
+
+    def takes(self, reply: rsp.StopReply) -> bool:
+        """Return whether the guest, which has just stopped, has stopped for the debugger."""
+        if self._client is None or not self._client.takes(reply):
+            return False
+        self._notify()
+        return True
+
+    def serve(self, check: Callable[[], None]) -> None:
+        """Do what the debugger asks for until it lets the guest run.
+
+        Args:
+            check: is called meanwhile.
+        """
+        # In the thread of whoever waits for the guest.
+        while self._client is not None and self._stub.is_debugged:
+            self._ready(self._sock, timeout_s=_SERVE_S)
+            try:
+                self._serve()
+            except (ConnectionError, TimeoutError):
+                self._end()
+            check()
 
     def _run(self) -> None:
         try:
@@ -130,16 +153,6 @@ class GdbServer:
                 self._client.warn_covered()
                 self._client.step_again()
             return self._stub.poll()
-
-    def _serve_for(self, check: Callable[[], None]) -> None:
-        # In the thread of whoever waits for the guest.
-        while self._client is not None and self._stub.is_debugged:
-            self._ready(self._sock, timeout_s=_SERVE_S)
-            try:
-                self._serve()
-            except (ConnectionError, TimeoutError):
-                self._end()
-            check()
 
     def _serve(self) -> None:
         client = self._client
@@ -184,7 +197,7 @@ class GdbServer:
         self._acknowledges = True
         try:
             with self._stub.turn:
-                self._client = GdbClient(self._driver, self._warn, self._serve_for, self._notify)
+                self._client = GdbClient(self._driver, self._warn)
         except BaseException:
             sock.close()
             raise
@@ -251,67 +264,3 @@ class GdbServer:
     @property
     def _stub(self) -> Stub:
         return self._driver.guest.stub
-
-
-def check_address(address: str) -> None:
-    """Check what can be known before anything listens.
-
-    Raises:
-        UsageError: it is no address to listen at, or another machine's.
-    """
-    if not _is_path(address):
-        _host_port(address)
-
-
-def _listen(address: str) -> socket.socket:
-    try:
-        if _is_path(address):
-            return _listen_at(Path(address).absolute())
-        host, port = _host_port(address)
-        return socket.create_server((host, port), backlog=1)
-    except OSError as error:
-        raise UsageError(f"{address}: {error.strerror or error}") from error
-
-
-def _is_path(address: str) -> bool:
-    # Of what is made any name will do.
-    return is_path(address) or ":" not in address
-
-
-def _host_port(address: str) -> tuple[str, int]:
-    found = parse_host_port(address)
-    if address.endswith(":0"):
-        found = parse_host_port(address[:-1] + "1")
-        found = None if found is None else (found[0], 0)
-    if found is None:
-        raise UsageError(f"{address}: neither the path of a socket nor HOST:PORT")
-    if found[0] not in _LOOPBACK:
-        raise UsageError(
-            f"{address}: anybody could do anything to the guest; localhost:{found[1]} is "
-            "for this machine, and ssh -L leads there from others"
-        )
-    return found
-
-
-def _listen_at(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX)
-    try:
-        # Whoever may connect may do anything to the guest: of what this leaves bind(2) makes it.
-        os.fchmod(sock.fileno(), 0o600)
-        if path.is_socket() and not _is_served(path):
-            # Of a server that was killed.
-            path.unlink()
-        sock.bind(str(path))
-        sock.listen(1)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _is_served(path: Path) -> bool:
-    try:
-        dial(str(path), timeout_s=1.0).close()
-    except UnreachableError:
-        return False
-    return True

@@ -14,6 +14,7 @@ from msgspec.structs import asdict, replace
 
 from kprobes.errors import RESTORED, GuestReplacedError
 from kprobes.model.plan import InstanceTable
+from kprobes.ports import Text
 from kprobes.units import Addr
 
 
@@ -107,6 +108,12 @@ class AllocationLog:
     def has_notifier(self) -> bool:
         """Whether the guest calls us at breakpoints, or may, as far as is known."""
         return any(allocation.kind is Kind.NOTIFIER for allocation in self.live)
+
+    @property
+    def code(self) -> list[Text]:
+        """Where the code is that was allocated for."""
+        found = (each for each in self.live if each.kind is Kind.CODE)
+        return [(Addr(each.addr), Addr(each.addr + each.size)) for each in found]
 
     @property
     def memory(self) -> int:

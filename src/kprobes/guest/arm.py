@@ -80,6 +80,10 @@ class StagedChange(Struct, frozen=True, kw_only=True):
         return [each.program for each in self.gone]
 
 
+def _addr_of(patch: Patch) -> Addr:
+    return patch.addr
+
+
 class TextPatcher:
     """Puts programs into a guest's arena and leads its text to them, and takes that back.
 
@@ -133,10 +137,11 @@ class TextPatcher:
 
     @property
     def patches(self) -> tuple[Patch, ...]:
-        """What is patched; the same object as before when nothing has changed."""
+        """What is patched, by address; the same object as before when nothing has changed."""
         if self._listed is None:
             found = (patch for each in self._sites.values() for patch in each.patches)
-            self._listed = tuple(Patch(addr=p.addr, old=p.old, new=p.new) for p in found)
+            listed = (Patch(addr=p.addr, old=p.old, new=p.new) for p in found)
+            self._listed = tuple(sorted(listed, key=_addr_of))
         return self._listed
 
     @property

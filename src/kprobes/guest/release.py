@@ -212,9 +212,7 @@ def await_exit(guest: Guest, allocations: AllocationLog, *, otherwise: str) -> N
 def code_in_use(guest: Guest, allocations: AllocationLog) -> Iterator[Text]:
     """Yield the ranges of code that nobody may be inside when it is changed or given back."""
     # All at once: who is still on the way to our callback would be in the code a moment later.
-    for allocation in allocations.live:
-        if allocation.kind is Kind.CODE:
-            yield Addr(allocation.addr), Addr(allocation.addr + allocation.size)
+    yield from allocations.code
     yield from trap_text(guest, allocations)
 
 

@@ -495,8 +495,7 @@ def find_caller(
         slot: of the call; see ``model.plan``.
         held: what its return address is now.
     """
-    instances = next((each for each in tables if each.trampoline == held), None)
-    return held if instances is None else Addr(_origins(memory, instances).get(slot, held))
+    return Addr(_callers_of(memory, tables, held).get(slot, held))
 
 
 def caller_at(
@@ -510,11 +509,17 @@ def caller_at(
         place: where it was saved; the stack pointer for one in a register.
         held: what it is. Of calls of that function the innermost above the place has saved it.
     """
+    callers = _callers_of(memory, tables, held)
+    above = [slot for slot in callers if slot >= place]
+    return Addr(callers[min(above)]) if above else held
+
+
+def _callers_of(
+    memory: GuestMemory, tables: Sequence[InstanceTable], held: Addr
+) -> Mapping[int, int]:
+    # By slot, of the calls whose return address is now that; none where it is no trampoline.
     instances = next((each for each in tables if each.trampoline == held), None)
-    if instances is None:
-        return held
-    above = [item for item in _origins(memory, instances).items() if item[0] >= place]
-    return Addr(min(above)[1]) if above else held
+    return {} if instances is None else _origins(memory, instances)
 
 
 def home(count: int, slot: int) -> int:

@@ -4,6 +4,7 @@ Its text is as it was compiled. Calls that a return probe has taken over return 
 A vCPU is where it would be: one in code of ours is led to its end before anybody looks.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -11,15 +12,14 @@ import numpy as np
 
 from kprobes.arch.registry import machine
 from kprobes.errors import MemoryFault
-from kprobes.guest.allocations import AllocationLog, Kind
+from kprobes.guest.allocations import AllocationLog
 from kprobes.guest.arm import TextPatcher
 from kprobes.guest.guest import Guest
 from kprobes.guest.stacks import caller_at, find_caller
 from kprobes.guest.text import CleanText
-from kprobes.model.plan import InstanceTable, Patch
-from kprobes.ports import Text
+from kprobes.model.plan import LONGEST_PATCH, InstanceTable, Patch
 from kprobes.transport.stub import Stub
-from kprobes.units import U64, Addr
+from kprobes.units import Addr
 
 _WORD = 8
 _MOST_STEPS = 20_000
@@ -98,11 +98,11 @@ class GuestView:
 
     def is_ours(self, addr: int, size: int) -> bool:
         """Whether bytes at an address are replaced by ours."""
-        return any(p.addr < addr + size and addr < p.addr + len(p.new) for p in self._patches())
+        return any(addr < patch.addr + len(patch.new) for patch in self._before(addr + size))
 
     def is_inside_patch(self, addr: int) -> bool:
         """Whether an address is in the middle of bytes that are replaced by ours."""
-        return any(p.addr < addr < p.addr + len(p.new) for p in self._patches())
+        return any(addr < patch.addr + len(patch.new) for patch in self._before(addr))
 
     def link_of(self, cpu: int) -> tuple[str, int] | None:
         """Return the link register and what it would hold, where that is not what it holds."""
@@ -119,11 +119,15 @@ class GuestView:
         shown, held = self._shown.get(cpu, (value, value))
         return held if value == shown else value
 
-    def leave(self) -> None:
+    def leave_own_code(self) -> None:
         """Have every vCPU run on that is in code of ours, until it is not."""
         self._shown.clear()
-        for cpu in self._guest.stub.ids():
-            self._leave(cpu)
+        stub = self._guest.stub
+        for cpu in stub.ids():
+            for _ in range(_MOST_STEPS):
+                if not self._is_own_code(stub.registers(cpu)[self._pc]):
+                    break
+                stub.step(cpu)
 
     def step(self, cpu: int) -> bool:
         """Make a step where a vCPU stands at bytes that are replaced by ours; return whether.
@@ -166,28 +170,23 @@ class GuestView:
         patcher = self._patcher()
         return () if patcher is None else patcher.patches
 
-    def _own_code(self) -> list[Text]:
-        found = (each for each in self._allocations.live if each.kind is Kind.CODE)
-        return [(Addr(each.addr), Addr(each.addr + each.size)) for each in found]
+    def _before(self, addr: int) -> Sequence[Patch]:
+        # Those that begin before an address, and may reach it.
+        patches, begin = self._patches(), addr - LONGEST_PATCH
+        low, high = (bisect_left(patches, each, key=lambda p: p.addr) for each in (begin, addr))
+        return patches[low:high]
 
     def _is_own_code(self, addr: int) -> bool:
-        return any(start <= addr < stop for start, stop in self._own_code())
+        return any(start <= addr < stop for start, stop in self._allocations.code)
 
     def _is_exceptions(self, addr: int) -> bool:
         find = self._guest.kernel.symbols.find
         first, last = find("__entry_text_start"), find("__entry_text_end")
         return first is not None and last is not None and first.addr <= addr < last.addr
 
-    def _leave(self, cpu: int) -> None:
-        stub = self._guest.stub
-        for _ in range(_MOST_STEPS):
-            if not self._is_own_code(stub.registers(cpu)[self._pc]):
-                return
-            stub.step(cpu)
-
     def _caller(self, place: int, held: int) -> int:
         # Return addresses may be signed.
-        plain = held | (U64 & ~self._guest.arch.returns.address_mask)
+        plain = self._guest.arch.returns.stripped(held)
         with suppress(MemoryFault):
             found = caller_at(self._guest.memory, self._instances, Addr(place), Addr(plain))
             return held if found == plain else found
@@ -197,9 +196,9 @@ class GuestView:
         skipped = -addr % _WORD
         whole = data[skipped : len(data) - (addr + len(data)) % _WORD]
         words = np.frombuffer(whole, np.uint64)
-        plain = words | np.uint64(U64 & ~self._guest.arch.returns.address_mask)
+        plain = words | np.uint64(self._guest.arch.returns.stripped(0))
         is_own = np.zeros(len(words), np.bool_)
-        for start, stop in self._own_code():
+        for start, stop in self._allocations.code:
             is_own |= (plain >= start) & (plain < stop)
         found = bytearray(data)
         for index in np.flatnonzero(is_own).tolist():

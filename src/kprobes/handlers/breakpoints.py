@@ -18,7 +18,6 @@ from kprobes.guest.upcalls import MAX_TIMEOUT_S
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.probe import Kprobe, Probe, Registrar
 from kprobes.handlers.registers import Registers
-from kprobes.units import U64
 
 if TYPE_CHECKING:
     # An extra.
@@ -59,7 +58,7 @@ class StoppedGuest:
         guest, values = self._live.guest, self.regs.values_
         call, function = guest.arch.code.call, guest.kernel.symbols.at(self.regs.ip_)
         if call.link is not None and function is not None and function.addr == self.regs.ip_:
-            caller = values[call.link] | (U64 & ~guest.arch.returns.address_mask)
+            caller = guest.arch.returns.stripped(values[call.link])
             values = with_frame(prog, values, caller)
         return pt_regs(prog, values)
 

@@ -20,7 +20,7 @@ from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.probe import Instance, Kprobe, Kretprobe, Probe, TaskName, is_gone, name_task
 from kprobes.handlers.registers import Hit, Registers
 from kprobes.model.upcall import WaitingVcpu
-from kprobes.units import U64, Addr
+from kprobes.units import Addr
 
 _PRE, _POST = "pre_handler", "post_handler"
 
@@ -167,7 +167,7 @@ class ReturnDispatch(Struct, kw_only=True):
         arch = self.live.guest.arch
         link, sp = arch.code.call.link, vcpu.registers["sp"]
         held = self.live.read_u64(sp) if link is None else vcpu.registers[link]
-        return Addr(held | (U64 & ~arch.returns.address_mask))
+        return Addr(arch.returns.stripped(held))
 
     def _enabled(self) -> list[Kretprobe]:
         return [each for each in self.probes if each.is_enabled]

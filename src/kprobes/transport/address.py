@@ -106,6 +106,83 @@ def _reason(error: OSError) -> str:
             return error.strerror or str(error)
 
 
+def listen_at(address: str) -> tuple[socket.socket, str]:
+    """Listen at a socket that is made, for this user only, or at a port of this machine.
+
+    Args:
+        address: the path of a socket, or with a colon ``HOST:PORT``; port 0 is any that is free.
+
+    Returns:
+        The socket, and its address, a path from the root on.
+
+    Raises:
+        UsageError: another machine, or nothing can be made or listened at there.
+    """
+    try:
+        if _is_made(address):
+            path = Path(address).absolute()
+            return _listen_at_path(path), str(path)
+        sock = socket.create_server(_own_port(address), backlog=1)
+    except OSError as e:
+        raise UsageError(f"{address}: {e.strerror or e}") from e
+    host, port = cast("tuple[str, int]", sock.getsockname()[:2])
+    return sock, f"{host}:{port}"
+
+
+def check_listening(address: str) -> None:
+    """Check of an address of ``listen_at`` what can be known before anything listens.
+
+    Raises:
+        UsageError: it is none, or another machine's.
+    """
+    if not _is_made(address):
+        _own_port(address)
+
+
+def _is_made(address: str) -> bool:
+    # Of what is made any name will do.
+    return is_path(address) or ":" not in address
+
+
+def _own_port(address: str) -> tuple[str, int]:
+    found = parse_host_port(address)
+    if address.endswith(":0"):
+        found = parse_host_port(address[:-1] + "1")
+        found = None if found is None else (found[0], 0)
+    if found is None:
+        raise UsageError(f"{address}: neither the path of a socket nor HOST:PORT")
+    if found[0] not in _LOOPBACK:
+        raise UsageError(
+            f"{address}: anybody could do anything to the guest; localhost:{found[1]} is "
+            "for this machine, and ssh -L leads there from others"
+        )
+    return found
+
+
+def _listen_at_path(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        # Whoever may connect may do anything to the guest: of what this leaves bind(2) makes it.
+        os.fchmod(sock.fileno(), 0o600)
+        if path.is_socket() and not _is_served(path):
+            # Of a server that was killed.
+            path.unlink()
+        sock.bind(str(path))
+        sock.listen(1)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _is_served(path: Path) -> bool:
+    try:
+        _dial_path(path, 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
 PROC = Path("/proc")
 _UCRED = struct.Struct("3i")
 _FAMILIES = {"tcp": socket.AF_INET, "tcp6": socket.AF_INET6}

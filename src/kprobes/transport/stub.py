@@ -408,21 +408,15 @@ class Stub:
                 self.stop()
             self.is_held = self.is_debugged = True
 
-    def go(self, how: bytes = b"vCont;c", *, is_held: bool = False) -> None:
-        """Let a guest run that stands for the debugger.
-
-        Args:
-            how: says which vCPUs run, and which make one step.
-            is_held: not at all: somebody else had stopped it before.
-        """
+    def go(self, how: bytes = b"vCont;c") -> None:
+        """Let a guest run that stands for the debugger; ``how`` says which vCPUs, or one step."""
         self._must_be_stopped()
-        self.is_held, self.is_debugged = is_held, False
-        if not is_held:
-            # It was not us who had stopped it.
-            self._stopped_at = self._clock()
-            self._registers.forget()
-            self._wire.send(how)
-            self._mark_running()
+        self.is_held = self.is_debugged = False
+        # It was not us who had stopped it.
+        self._stopped_at = self._clock()
+        self._registers.forget()
+        self._wire.send(how)
+        self._mark_running()
 
     def ask(self, request: bytes, *, cpu: int | None = None) -> bytes:
         """Return the answer to a request of the debugger, about a vCPU or, with None, none."""
