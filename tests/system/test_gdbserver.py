@@ -47,7 +47,7 @@ _UNSTOPPED = (
 )
 _HARM = re.compile(b"Oops|BUG:|WARNING:|Internal error|general protection|Call [Tt]race")
 _STACK, _PAGE = 1024, 4096
-_STOPS, _STEPS = 100, 30
+_STOPS, _STEPS, _CALLS = 100, 30, 20
 
 
 @pytest.fixture(scope="module")
@@ -283,6 +283,9 @@ def test_probes_come_and_go_while_a_debugger_stops_where_calls_begin(
 
         thread = threading.Thread(target=stop_and_go)
         thread.start()
+        for number in range(_CALLS):
+            # In a task that comes by, where the debugger stops it, too.
+            assert kernel.call("int_sqrt", number * number, timeout_s=_WAIT_S) == number
         for _ in range(3):
             with kernel.record() as trace:
                 assert becomes_true(lambda: kernel.select().hits > 3, _WAIT_S)
