@@ -11,6 +11,7 @@ FOLDER = Path(__file__).parent / "objects"
 SOURCE = FOLDER / "entries.c"
 LINES = FOLDER / "source.c"
 MODULE = FOLDER / "module.c"
+EXTERNS = FOLDER / "externs.c"
 _GCC = "gcc -O2 -fcf-protection=none"
 _CLANG = "clang-19 -O2 --target=x86_64-linux-gnu"
 _ARM64 = "clang-19 -O2 --target=aarch64-linux-gnu"
@@ -57,12 +58,17 @@ MODULES: dict[str, str] = {
     "module-arm64.ko": f"aarch64-linux-gnu-gcc {_PARTS} {_BUILD_ID}",
 }
 """Likewise, of module.c, as modules are."""
+WITH_EXTERNS: dict[str, str] = {
+    "externs.so": f"gcc -O2 -g -fPIC {_LINKED}",
+    "externs.ko": f"gcc {_PARTS} -mcmodel=kernel -fcf-protection=none {_BUILD_ID}",
+}
+"""Likewise, of externs.c, linked, and as modules are."""
 
 
 def make(name: str, folder: Path) -> Path:
     """Compile one into a folder; return where it is."""
     path = folder / name
-    known = {SOURCE: COMMANDS, LINES: WITH_LINES, MODULE: MODULES}
+    known = {SOURCE: COMMANDS, LINES: WITH_LINES, MODULE: MODULES, EXTERNS: WITH_EXTERNS}
     ((source, command),) = ((each, of[name]) for each, of in known.items() if name in of)
     command = [*command.split(), source.name, "-o", str(path)]
     subprocess.run(command, check=True, cwd=FOLDER)
@@ -70,5 +76,5 @@ def make(name: str, folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    for each in (*COMMANDS, *WITH_LINES, *MODULES):
+    for each in (*COMMANDS, *WITH_LINES, *MODULES, *WITH_EXTERNS):
         make(each, FOLDER)

@@ -10,8 +10,9 @@ from kprobes.errors import TargetError
 from kprobes.guest.source_files import KernelFiles, SourceFiles
 from kprobes.image.symbols import SymbolMap
 from kprobes.model.kernel import Kernel
+from kprobes.model.source import Location, LocationKind
 from tests.build.kernel import make_kernel
-from tests.build.loaded_module import MODULE, NOTE, TEXT, ModuleMemory, loaded
+from tests.build.loaded_module import DATA, MODULE, NOTE, PER_CPU, TEXT, ModuleMemory, loaded
 from tests.build.objects import FOLDER
 from tests.image.test_symbols import table
 
@@ -88,3 +89,25 @@ def test_the_kernels_own_is_in_its_file() -> None:
     assert found.open(kernel_with()) is source
     lines = source.file_lines("source.c", 1, 99)
     assert all(addr >= 0x1000 for each in lines for addr in each.addrs)
+
+
+@pytest.mark.parametrize("has_areas", [True, False])
+def test_what_a_module_has_of_others_is_the_kernels_and_the_rest_its_own(
+    *, has_areas: bool
+) -> None:
+    names = [(1, "T", "_text"), (0x2000, "D", "total"), (0x3000, "D", "nowhere")]
+    if has_areas:
+        names += [(0x2800, "D", "__per_cpu_start"), (0x3800, "D", "__per_cpu_end")]
+    module = loaded({"sums": TEXT, "total": DATA, "own": PER_CPU}, name="externs")
+    kernel = replace(make_kernel([]), symbols=SymbolMap(table(sorted(names)), [module]))
+    source = files(kernel, FOLDER / "externs.ko").open(kernel, "externs")
+
+    found = {each.name: each.location for each in source.externs(TEXT)}
+
+    assert found == {
+        "total": Location(kind=LocationKind.STATIC, number=DATA),
+        "words": Location(kind=LocationKind.STATIC, number=DATA + 8),
+        "own": Location(kind=LocationKind.PER_CPU, number=PER_CPU),
+        # Not without knowing whether each CPU has one of its own.
+        "nowhere": Location(kind=LocationKind.PER_CPU, number=0x3000) if has_areas else None,
+    }

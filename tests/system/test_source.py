@@ -152,12 +152,21 @@ def test_whole_structs_elements_and_addresses_are_what_their_parts_are(
 def test_variables_of_the_whole_file_are_read(kernel: GuestSession) -> None:
     # Each CPU has its run queue, which knows whose it is.
     kernel.probe("p:in schedule:9 cpu=runqueues.cpu:s32 tsk current=$current")
+    # Which other files have.
+    kernel.probe(
+        "p:read vfs_read:12 task=current_task current=$current name=current_task->comm[0]:char"
+    )
+    kernel.probe("p:count schedule:9 count=nr_cpu_ids wanted=@nr_cpu_ids:u32")
     with kernel.record() as trace:
         kernel.run(_WORK, timeout_s=300)
 
     assert len(trace["in"]) >= 2
     assert all(event.cpu == event["cpu"] for event in trace["in"])
     assert all(event["tsk"] == event["current"] for event in trace["in"])
+    assert len(trace["read"]) >= 2
+    assert all(event["task"] == event["current"] for event in trace["read"])
+    assert all(event["name"] == ord(event.comm[0]) for event in trace["read"])
+    assert {(event["count"], event["wanted"]) for event in trace["count"]} == {(2, 2)}
 
 
 def test_a_line_of_a_header_is_one_event_at_all_its_places(kernel: GuestSession) -> None:

@@ -36,6 +36,24 @@ def kernel(arch: str) -> Generator[GuestSession]:
         yield session
 
 
+@pytest.mark.arches("amd64")
+def test_variables_of_the_kernel_are_read_where_a_module_declares_them(
+    kernel: GuestSession,
+) -> None:
+    assert kernel.run(_LOAD, timeout_s=300).status == 0
+    kernel.probe(
+        "p dummy:dummy_xmit:4 count=nr_cpu_ids off=this_cpu_off "
+        "wanted=this_cpu_read(@this_cpu_off) own=numdummies"
+    )
+    with kernel.record() as trace:
+        kernel.run(_WORK, timeout_s=300)
+
+    events = [*trace]
+    assert len(events) >= 2
+    assert {(event["count"], event["own"]) for event in events} == {(2, 3)}
+    assert all(event["off"] == event["wanted"] > 0 for event in events)
+
+
 def test_lines_and_variables_of_a_module(kernel: GuestSession) -> None:
     with pytest.raises(RefusedError, match="dummy is not loaded: where its lines are is known"):
         kernel.probe("p dummy:dummy_xmit:4")

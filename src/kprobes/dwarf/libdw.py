@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kprobes.errors import FormatError, UsageError
-from kprobes.formats.elf import section_addresses
+from kprobes.formats.elf import global_data, section_addresses
 from kprobes.units import signed
 
 _LIBRARY = "libdw.so.1"
@@ -263,6 +263,16 @@ class Dwarf:
         if self.sections is not None:
             return self.sections.get(name, range(0))
         return section_addresses(lambda at, size: os.pread(self._file, size, at), name)
+
+    def global_data(self) -> dict[str, int]:
+        """Return the addresses of a linked file's global variables by name; none of an object's.
+
+        Raises:
+            FormatError: the file's symbols are damaged.
+        """
+        if self.sections is not None:
+            return {}
+        return global_data(lambda at, size: os.pread(self._file, size, at))
 
     def addresses(self, names: Mapping[str, str]) -> dict[str, int | None]:
         """Return where functions of libdw are.

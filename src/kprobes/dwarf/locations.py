@@ -159,9 +159,7 @@ class LocationReader(NamedTuple):
 
     def _memory(self, address: Location) -> Location:
         if address.kind is LocationKind.ADDRESS:
-            is_of_cpu = address.number in self.per_cpu
-            kind = LocationKind.PER_CPU if is_of_cpu else LocationKind.STATIC
-            return Location(kind=kind, number=address.number)
+            return Location.static(address.number, self.per_cpu)
         base, offset = _split(address)
         if base.kind is LocationKind.REGISTER:
             return Location(kind=LocationKind.MEMORY, register=base.register, number=offset)

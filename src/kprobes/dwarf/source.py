@@ -9,9 +9,10 @@ from msgspec.structs import replace
 from kprobes.dwarf.inlined import read_copies, read_copy_lines, read_inlined_names
 from kprobes.dwarf.libdw import Dwarf
 from kprobes.dwarf.lines import read_file, read_function
-from kprobes.dwarf.variables import Scope, read_externs, read_variables
+from kprobes.dwarf.variables import FindElsewhere, Scope, read_externs, read_variables
 from kprobes.errors import FormatError, TargetError, UsageError
-from kprobes.model.source import SourceFunction, SourceLine, Variable
+from kprobes.formats.elf import PER_CPU_SECTION
+from kprobes.model.source import Location, SourceFunction, SourceLine, Variable
 from kprobes.units import U64
 
 _REGISTERS = {
@@ -22,7 +23,6 @@ _REGISTERS = {
     "aarch64": (*(f"x{number}" for number in range(31)), "sp"),
 }
 """By their numbers in DWARF: the psABIs of System V for AMD64 and of Arm."""
-_PER_CPU = ".data..percpu"
 
 
 class DwarfSource:
@@ -32,19 +32,25 @@ class DwarfSource:
         dwarf: of the file.
         arch: the registry's name of its architecture.
         slide: how far what runs is from where that was linked.
+        elsewhere: finds variables that no symbol of the file has, as those of the kernel are to a
+            module; None where the file has all.
 
     Attributes:
         tree: the top of the source, where somebody has named it; else None.
     """
 
-    def __init__(self, dwarf: Dwarf, arch: str, slide: int = 0) -> None:
+    def __init__(
+        self, dwarf: Dwarf, arch: str, slide: int = 0, elsewhere: FindElsewhere | None = None
+    ) -> None:
         self.tree: Path | None = None
         self._slide = slide
         self._dwarf = dwarf
         self._registers = _REGISTERS[arch]
-        self._per_cpu = dwarf.section(_PER_CPU)
+        self._per_cpu = dwarf.section(PER_CPU_SECTION)
         self._asked = 0
         self._names = cache(partial(read_inlined_names, dwarf))
+        self._data = cache(dwarf.global_data)
+        self._elsewhere = self._in_symbols if elsewhere is None else elsewhere
 
     @property
     def file(self) -> str:
@@ -91,9 +97,9 @@ class DwarfSource:
         return read_text(self.tree, file)
 
     def externs(self, addr: int) -> Sequence[Variable]:
-        """Return the variables of an address's unit; those that it only declares are nowhere."""
+        """Return the variables of an address's unit, also those that another file has."""
         linked = self._linked(addr)
-        found = read_externs(self._dwarf, self._registers, self._per_cpu, linked)
+        found = read_externs(self._dwarf, self._registers, self._per_cpu, linked, self._elsewhere)
         return [each.moved(self._slide) for each in found]
 
     def variables(self, addr: int, line: int = 0, inlined: str = "") -> Sequence[Variable]:
@@ -109,6 +115,10 @@ class DwarfSource:
         where = Scope(addr=self._linked(addr), line=line, inlined=inlined)
         found = read_variables(self._dwarf, self._registers, self._per_cpu, where)
         return [each.moved(self._slide) for each in found]
+
+    def _in_symbols(self, name: str) -> Location | None:
+        addr = self._data().get(name)
+        return None if addr is None else Location.static(addr, self._per_cpu)
 
     def _linked(self, addr: int) -> int:
         return addr - self._slide & U64

@@ -4,7 +4,7 @@ What is spread over several places, or what a caller had in a register when it c
 so and where else the variable can be read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from kprobes.dwarf.lines import FunctionAt, function_at
 from kprobes.dwarf.locations import LocationReader
 from kprobes.model.definition import TypeWord
 from kprobes.model.source import Location, LocationKind, Variable
+from kprobes.units import U64
 
 _PARAMETER, _VARIABLE = 0x05, 0x34
 _BLOCKS = (0x1D, 0x0B)
@@ -27,9 +28,15 @@ _UNSIGNED, _SIGNED = (0x02, 0x07, 0x08), (0x05, 0x06)
 _SIGNED_CHAR, _UNSIGNED_CHAR = 0x06, 0x08
 _QUALIFIERS = {_CONST: "const", _VOLATILE: "volatile", _RESTRICT: "restrict"}
 _MAX_CHAIN = 32
-_ELSEWHERE = "another file has it: @NAME reads it"
+_DISCARDED = "__UNIQUE_ID_"
+"""What a compiler is told to keep and a kernel's linker drops has an address all the same."""
+_UNFOUND = "another file has it, and no symbol its name"
 _TAGS = {_STRUCT: "struct", _UNION: "union", _ENUM: "enum"}
 _WORDS = (1, 2, 4, 8)
+
+
+FindElsewhere = Callable[[str], Location | None]
+"""Returns where a variable is that another file has, or None."""
 
 
 class _Type(NamedTuple):
@@ -83,17 +90,16 @@ def read_variables(
 
 
 def read_externs(
-    dwarf: Dwarf, registers: Sequence[str], per_cpu: range, addr: int
+    dwarf: Dwarf, registers: Sequence[str], per_cpu: range, addr: int, elsewhere: FindElsewhere
 ) -> list[Variable]:
     """Return the variables of the unit that an address is in.
-
-    Where those are that it only declares is not known.
 
     Args:
         dwarf: of the kernel.
         registers: as for ``read_variables``.
         per_cpu: likewise.
         addr: as linked.
+        elsewhere: finds those that the unit only declares.
     """
     at = function_at(dwarf, addr)
     if at is None:
@@ -102,10 +108,14 @@ def read_externs(
     found = dict[str, Variable]()
     for die in dwarf.children(at.unit):
         name = dwarf.name(die) if dwarf.tag(die) == _VARIABLE else ""
+        if name.startswith(_DISCARDED):
+            continue
         if name and (name not in found or found[name].location is None):
             variable = _variable(reader, name, die, is_meant=False)
-            is_declared = not any(dwarf.locations(die, _AT_LOCATION))
-            found[name] = replace(variable, why=_ELSEWHERE) if is_declared else variable
+            if not any(dwarf.locations(die, _AT_LOCATION)):
+                place = elsewhere(name)
+                variable = replace(variable, location=place, why="" if place else _UNFOUND)
+            found[name] = variable
     return list(found.values())
 
 
@@ -229,8 +239,11 @@ def _type_text(dwarf: Dwarf, die: Die | None) -> str:
             lengths = "][".join(str(each or "") for each in _lengths(dwarf, die))
             after = f"{after} [{lengths}]".replace("] [", "][")
         elif tag in _QUALIFIERS:
-            inner = dwarf.reference(die, _AT_TYPE)
-            return f"{_QUALIFIERS[tag]} {_type_text(dwarf, inner)}{after}"
+            text, word = _type_text(dwarf, dwarf.reference(die, _AT_TYPE)), _QUALIFIERS[tag]
+            if text.endswith("*"):
+                return f"{text}{word}{after}"
+            # To gcc an array of what is constant is constant, too.
+            return f"{text}{after}" if text.startswith(word) else f"{word} {text}{after}"
         elif tag == _FUNCTION:
             return f"{_type_text(dwarf, dwarf.reference(die, _AT_TYPE))} ({after.strip()})(...)"
         else:
@@ -245,4 +258,4 @@ def _lengths(dwarf: Dwarf, die: Die) -> Iterator[int]:
     for each in dwarf.children(die):
         if dwarf.tag(each) == _SUBRANGE:
             count, bound = dwarf.number(each, _AT_COUNT), dwarf.number(each, _AT_BOUND)
-            yield count if count is not None else bound + 1 if bound is not None else 0
+            yield count if count is not None else 0 if bound is None else bound + 1 & U64

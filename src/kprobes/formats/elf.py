@@ -209,6 +209,51 @@ def _symbols_of(
     }
 
 
+def global_data(read: Callable[[int, int], bytes]) -> dict[str, int]:
+    """Return the addresses of what a linked file has for its other files but code, by name.
+
+    Args:
+        read: as for ``noted_build_id``; only symbols and their names are read.
+
+    Raises:
+        FormatError: its symbols are damaged.
+    """
+    return {
+        name: value
+        for name, info, section, value in _read_symbols(read)
+        if info in _GLOBAL_DATA and section not in (_UNDEFINED, _ABSOLUTE)
+    }
+
+
+def undefined(read: Callable[[int, int], bytes]) -> frozenset[str]:
+    """Return the names of what an object expects of others.
+
+    Args:
+        read: as for ``noted_build_id``; only symbols and their names are read.
+
+    Raises:
+        FormatError: its symbols are damaged.
+    """
+    return frozenset(
+        name for name, _, section, _ in _read_symbols(read) if name and section == _UNDEFINED
+    )
+
+
+def _read_symbols(read: Callable[[int, int], bytes]) -> Iterator[tuple[str, int, int, int]]:
+    # Name, info, section and value of each.
+    try:
+        headers, _ = _section_headers(read)
+        table = next((each for each in headers if each[1] == SHT_SYMTAB), None)
+        if table is None:
+            return
+        names = headers[table[6]]
+        strings = read(names[4], names[5])
+        for at, info, _, section, value, _ in SYMBOL.iter_unpack(read(table[4], table[5])):
+            yield _name(strings, at), info, section, value
+    except (struct.error, IndexError, ValueError) as error:
+        raise FormatError(f"ELF: the symbols are damaged: {error}") from error
+
+
 def _segment(data: bytes, header: tuple[int, ...]) -> Segment:
     _, _, offset, vaddr, _, size, _, _ = header
     if offset + size > len(data):
@@ -250,7 +295,12 @@ SYMBOL = struct.Struct("<IBBHQQ")
 RELA = struct.Struct("<QQq")
 SHT_SYMTAB, _SHT_NOTE, SHT_NOBITS = 2, 7, 8
 ET_REL = 1
+PER_CPU_SECTION = ".data..percpu"
+"""Where a kernel, or a module, has what each CPU has."""
 _ALLOCATED = 2
+_UNDEFINED, _ABSOLUTE = 0, 0xFFF1
+_GLOBAL_DATA = (0x10, 0x11, 0x20, 0x21)
+"""Global and weak symbols of no type, or of an object's."""
 """SHF_ALLOC."""
 
 

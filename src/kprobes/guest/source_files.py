@@ -1,16 +1,22 @@
 """Debug information of a guest's kernel and of its modules: which file has it."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
 from msgspec import Struct
 
 from kprobes.errors import FormatError, RefusedError, TargetError
-from kprobes.formats.elf import loaded_sections, noted_build_id
+from kprobes.formats.elf import (
+    PER_CPU_SECTION,
+    LoadedSection,
+    loaded_sections,
+    noted_build_id,
+    undefined,
+)
 from kprobes.image.debug_info import (
     fetched,
     is_own,
@@ -27,7 +33,7 @@ from kprobes.image.module_sections import (
 )
 from kprobes.image.symbols import ModuleSymbols
 from kprobes.model.kernel import Kernel
-from kprobes.model.source import SourceInfo
+from kprobes.model.source import Location, SourceInfo
 from kprobes.ports import Memory
 
 
@@ -143,7 +149,34 @@ class SourceFiles:
             if ids and build_id not in ids:
                 raise FormatError(f"its build is {build_id.hex() or 'unknown'}")
             noted = noted_sections(self._memory, self._kernel.types, module)
-            sections = places_of_sections(loaded_sections(read), module, noted)
-        source = DwarfSource(Dwarf(path, sections), self._kernel.arch)
+            loaded, others = loaded_sections(read), undefined(read)
+            sections = places_of_sections(loaded, module, noted)
+        elsewhere = partial(_find, self._kernel, _own_places(loaded, sections), others)
+        source = DwarfSource(Dwarf(path, sections), self._kernel.arch, elsewhere=elsewhere)
         source.tree = self._files.tree
         return source
+
+
+def _find(
+    kernel: Kernel, own: Mapping[str, Location], others: Container[str], name: str
+) -> Location | None:
+    # What a module expects of others is the kernel's, where that has a name.
+    find = kernel.symbols.find
+    if name not in others:
+        return own.get(name)
+    symbol, start, end = find(name), find("__per_cpu_start"), find("__per_cpu_end")
+    if symbol is None or start is None or end is None:
+        return None
+    return Location.static(symbol.addr, range(start.addr, end.addr))
+
+
+def _own_places(
+    loaded: Iterable[LoadedSection], sections: Mapping[str, range]
+) -> dict[str, Location]:
+    per_cpu = sections.get(PER_CPU_SECTION, range(0))
+    return {
+        name: Location.static(sections[each.name].start + offset, per_cpu)
+        for each in loaded
+        if each.name in sections
+        for name, offset in each.symbols.items()
+    }

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from kprobes.errors import FormatError, MemoryFault, UnknownTypeError
-from kprobes.formats.elf import LoadedSection, build_id_notes
+from kprobes.formats.elf import PER_CPU_SECTION, LoadedSection, build_id_notes
 from kprobes.image.modules import read_up_to
 from kprobes.image.symbols import ModuleSymbols, loaded_modules
 from kprobes.model.kernel import Kernel, Types
@@ -23,7 +23,6 @@ from kprobes.ports import Memory
 from kprobes.units import MIB
 
 _PAGE = 4096
-_PER_CPU = ".data..percpu"
 _MAX_SECTIONS, _MAX_NAME = 1024, 256
 _MAX_RANGE, _MAX_BUILDS = 64 * MIB, 16
 """Of what a hostile guest may have: all of it is read, and every build is asked servers for."""
@@ -90,14 +89,14 @@ def noted_sections(memory: Memory, types: Types | None, module: ModuleSymbols) -
     return {
         name: addr
         for name, addr in places.items()
-        if name == _PER_CPU or any(start <= addr < stop for start, stop in kept)
+        if name == PER_CPU_SECTION or any(start <= addr < stop for start, stop in kept)
     }
 
 
 def _noted(memory: Memory, types: Types, record: int) -> Iterator[tuple[str, int]]:
     percpu = _pointer(memory, record + types.offset("module", "percpu"))
     if percpu:
-        yield _PER_CPU, percpu
+        yield PER_CPU_SECTION, percpu
     attributes = _pointer(memory, record + types.offset("module", "sect_attrs"))
     at = _pointer(memory, attributes + types.offset("module_sect_attrs", "grp.bin_attrs"))
     name = types.offset("bin_attribute", "attr.name")

@@ -78,6 +78,12 @@ class Location(Struct, frozen=True, kw_only=True):
     operation: Operation = Operation.ADD
     operands: "tuple[Location, ...]" = ()
 
+    @classmethod
+    def static(cls, addr: int, per_cpu: range) -> "Location":
+        """Return what is in memory at an address; that each CPU has, where it is of those."""
+        kind = LocationKind.PER_CPU if addr in per_cpu else LocationKind.STATIC
+        return cls(kind=kind, number=addr)
+
     def moved(self, slide: int) -> "Location":
         """Return it with addresses as linked moved to where that is."""
         operands = tuple(each.moved(slide) for each in self.operands)
@@ -188,7 +194,7 @@ class SourceInfo(Protocol):
         ...
 
     def externs(self, addr: int) -> Sequence[Variable]:
-        """Return the variables of an address's unit; those that it only declares are nowhere."""
+        """Return the variables of an address's unit, also those that another file has."""
         ...
 
     def variables(self, addr: int, line: int = 0, inlined: str = "") -> Sequence[Variable]:

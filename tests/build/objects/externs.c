@@ -1,0 +1,17 @@
+// Variables that another file has: here the assembler.
+extern long total;
+extern long own;
+extern int nowhere;
+extern const char words[];
+
+int sums(int at)
+{
+	return (int)(total + own) + nowhere + words[at];
+}
+
+__asm__(".data\n"
+	".globl total\n.type total, %object\ntotal: .quad 5\n"
+	".globl words\nwords: .asciz \"more\"\n"
+	".section .data..percpu,\"aw\"\n"
+	".globl own\n.type own, %object\nown: .quad 6\n"
+	".text\n");
