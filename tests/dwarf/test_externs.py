@@ -1,7 +1,7 @@
 """Variables that another file has: where its symbols say, or for a module the kernel's."""
 
 import os
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,9 @@ from kprobes.errors import FormatError
 from kprobes.formats import elf
 from kprobes.model.source import Location, LocationKind
 from tests.build.objects import FOLDER
+from tests.dwarf.test_lines import address
 
+ReadAt = Callable[[int, int], bytes]
 LINKED, OBJECT = FOLDER / "externs.so", FOLDER / "externs.ko"
 _SLIDE = 0x1000
 
@@ -25,11 +27,11 @@ def symbols(path: Path) -> dict[str, int]:
 def test_those_of_a_linked_file_are_where_its_symbols_are() -> None:
     source = DwarfSource(Dwarf(LINKED), "x86_64")
     places = symbols(LINKED)
-    (function,) = (each.addrs[0] for each in source.file_lines("externs.c", 7, 8)[:1])
 
-    found = {each.name: each for each in source.externs(function)}
+    found = {each.name: each for each in source.externs(address(LINKED, "sums"))}
 
     assert set(places) == {"total", "own", "words"}
+    assert set(found) == {*places, "nowhere"}
     assert found["total"].location == Location(kind=LocationKind.STATIC, number=places["total"])
     assert found["words"].location == Location(kind=LocationKind.STATIC, number=places["words"])
     assert (found["words"].type, found["words"].is_array) == ("const char []", True)
@@ -53,9 +55,8 @@ def test_what_is_asked_elsewhere_is_what_only_is_declared() -> None:
         return there
 
     source = DwarfSource(Dwarf(LINKED), "x86_64", elsewhere=elsewhere)
-    (function,) = (each.addrs[0] for each in source.file_lines("externs.c", 7, 8)[:1])
 
-    found = source.externs(function)
+    found = source.externs(address(LINKED, "sums"))
 
     assert sorted(asked) == sorted(each.name for each in found)
     assert {each.location for each in found} == {there}
@@ -64,7 +65,7 @@ def test_what_is_asked_elsewhere_is_what_only_is_declared() -> None:
 
 
 @pytest.mark.parametrize("read", [elf.global_data, elf.undefined])
-def test_damaged_symbols_are_told(read: partial[object]) -> None:
+def test_damaged_symbols_are_told(read: Callable[[ReadAt], object]) -> None:
     data = bytearray(OBJECT.read_bytes())
     data[0x28:0x2A] = b"\xf1\xff"
 
