@@ -90,7 +90,7 @@ VARIABLES = (
         is_array=True,
         element=U32,
         element_size=4,
-        count=4,
+        counts=(4,),
         location=Location(kind=LocationKind.MEMORY, register="sp", number=64),
     ),
     variable(
@@ -109,7 +109,7 @@ VARIABLES = (
         spec=None,
         is_array=True,
         element_size=160,
-        count=2,
+        counts=(2,),
         location=Location(kind=LocationKind.STATIC, number=STATIC),
     ),
     variable(
@@ -140,6 +140,9 @@ VARIABLES = (
         type="int [2][3]",
         spec=None,
         is_array=True,
+        element=TypeWord(base="s32", size=4),
+        element_size=4,
+        counts=(2, 3),
         location=Location(kind=LocationKind.STATIC, number=STATIC),
     ),
     variable(

@@ -108,8 +108,8 @@ def test_variables_are_where_their_sections_are(source: DwarfSource) -> None:
         (False, True),
     ]
     assert [each.element and each.element.base for each in (text, listed)] == ["char", "s16"]
-    assert [each.element_size for each in (text, listed, grid)] == [1, 2, 0]
-    assert [each.count for each in (text, listed, grid)] == [0, 4, 0]
+    assert [each.element_size for each in (text, listed, grid)] == [1, 2, 4]
+    assert [each.counts for each in (text, listed, grid)] == [(), (4,), (2, 3)]
     assert (listed.type, grid.type) == ("short int [4]", "int [2][3]")
     assert externs["start"].why == "where its section was loaded is not known"
 

@@ -83,6 +83,7 @@ def test_what_is_computed_is_fetched_as_it_is_made() -> None:
 
 def test_elements_are_read_where_they_are() -> None:
     assert _shape(fetched("p:a vfs_read:6 numbers[2]")) == (8, ("+", "sp", 64))
+    assert shown("p:a vfs_read:6 v=grid[1][2]") == [f"{AT} v=+20(\\{0xFFFFFFFF82000000}):s32"]
     assert shown("p:a vfs_read:6 v=argv[1]") == [f"{AT} v=+8(%si):x64"]
     assert shown("p:a vfs_read:6 m=files[1].f_mode:x32") == [
         f"{AT} m=(file)\\18446744071595622400[1].f_mode:x32"
@@ -250,6 +251,10 @@ def test_where_nothing_is_where_it_was_at_the_entry_there_are_no_variables(text:
         ("p vfs_read:6 numbers[4]", 13, "numbers has 4 elements, from 0"),
         ("p vfs_read:6 count[0]", 13, "count is a unsigned int: neither an array nor a pointer"),
         ("p vfs_read:6 grid[0]", 13, "grid is a int [2][3]: what is there is no number"),
+        ("p vfs_read:6 grid[0][0][0]", 13, "what is there is no number"),
+        ("p vfs_read:6 grid[1][3]", 13, "grid has 2 times 3 elements, from 0"),
+        ("p vfs_read:6 numbers[0][0]", 13, "what is there is no number"),
+        ("p vfs_read:6 argv[0][0]", 13, "what is there is no number"),
         ("p vfs_read:6 numbers[0].x", 13, "what is there is no number"),
         ("p vfs_read:6 &count", 14, "count is in no memory there: it has no address"),
         ("p vfs_read:6 +8(&count)", 17, "count is in no memory there"),

@@ -174,8 +174,8 @@ def _variable(reader: LocationReader, name: str, die: Die, *, is_meant: bool) ->
         is_pointer=is_pointer,
         is_array=is_array,
         element=None if inner is None else _spec(dwarf, inner),
-        element_size=0 if inner is None or len(lengths) > 1 else inner.size,
-        count=lengths[0] if len(lengths) == 1 else 0,
+        element_size=0 if inner is None else inner.size,
+        counts=tuple(lengths),
         is_parameter=is_meant and dwarf.tag(die) == _PARAMETER,
         ranges=tuple(_ranges(reader, die)),
     )

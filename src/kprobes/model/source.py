@@ -119,8 +119,9 @@ class Variable(Struct, frozen=True, kw_only=True):
         is_pointer: whether it is a pointer.
         is_array: whether it is an array.
         element: how one of its elements is fetched, of an array or a pointer to numbers.
-        element_size: bytes of one; 0 where that is not known, and of an array of arrays.
-        count: of an array, how many there are; 0 where that is not known, and of others.
+        element_size: bytes of one; 0 where that is not known.
+        counts: of an array, how many there are, and of one of arrays in each of those; 0 where
+            that is not known.
         is_parameter: whether it is one of the function that is meant: the copy's, or the one that
             all others are inlined in.
         ranges: (start, end) of the addresses where it can be read.
@@ -138,7 +139,7 @@ class Variable(Struct, frozen=True, kw_only=True):
     is_array: bool = False
     element: TypeWord | None = None
     element_size: int = 0
-    count: int = 0
+    counts: tuple[int, ...] = ()
     is_parameter: bool = False
     ranges: tuple[tuple[int, int], ...] = ()
 

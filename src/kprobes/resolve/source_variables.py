@@ -5,6 +5,7 @@ costs, or computed from those as the compiler has it.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from msgspec.structs import replace
 
@@ -228,15 +229,25 @@ def _check_use(
 
 def _no_element(variable: Variable, step: Step, *, has_members: bool) -> str:
     # Why there is none; "" where there is.
-    name, index = variable.name, step.indexes[0]
+    name, counts = variable.name, variable.counts
     if not variable.is_array and not variable.is_pointer:
         return f"{name} is a {variable.type}: neither an array nor a pointer"
-    if variable.count and index >= variable.count:
-        return f"{name} has {variable.count} elements, from 0"
+    for index, count in zip(step.indexes, counts, strict=False):
+        if count and index >= count:
+            return f"{name} has {' times '.join(map(str, counts))} elements, from 0"
+    is_whole = len(step.indexes) == max(len(counts), 1) and all(counts[1:])
     is_number = variable.element is not None and not has_members
-    if not variable.element_size or len(step.indexes) > 1 or not (is_number or variable.struct):
+    if not variable.element_size or not is_whole or not (is_number or variable.struct):
         return f"{name} is a {variable.type}: what is there is no number"
     return ""
+
+
+def _element(variable: Variable, indexes: Sequence[int]) -> int:
+    # Of an array of arrays the last index counts single elements.
+    number = 0
+    for index, count in zip_longest(indexes, variable.counts, fillvalue=1):
+        number = number * count + index
+    return number
 
 
 def _is_element(fetch: Fetch, variable: Variable) -> bool:
@@ -315,20 +326,25 @@ def _replaced(fetch: Fetch, variable: Variable, value: Fetch, address: Fetch | N
             return replace(fetch, base=_cast(variable, value, address, span))
         case Member(steps=(first,)) if _is_element(fetch, variable):
             start = address if variable.is_array and address is not None else value
-            offset = first.indexes[0] * variable.element_size
+            offset = _element(variable, first.indexes) * variable.element_size
             return Deref(base=start, offset=offset, is_user=False, span=fetch.span)
         case Member(base=Parameter(span=span), steps=(first, *others)) if variable.struct:
             # What is a struct itself, and no pointer to one, is walked from where it is.
             is_struct = not (variable.is_pointer or variable.is_array)
             is_walked = variable.is_pointer if first.is_arrow else is_struct
             if is_walked or first.is_element:
-                steps = (replace(first, is_arrow=True), *others)
+                steps = (_from_pointer(variable, first), *others)
                 return replace(fetch, base=_cast(variable, value, address, span), steps=steps)
             return replace(fetch, base=value)
         case Deref() | Member() | Cast() | PerCpu() | AddressOf() | AllMembers():
             return replace(fetch, base=_replaced(fetch.base, variable, value, address))
         case _:
             return fetch
+
+
+def _from_pointer(variable: Variable, step: Step) -> Step:
+    indexes = (_element(variable, step.indexes),) if step.is_element else step.indexes
+    return replace(step, is_arrow=True, indexes=indexes)
 
 
 def _cast(variable: Variable, value: Fetch, address: Fetch | None, span: Span) -> Fetch:
