@@ -21,7 +21,6 @@ from kprobes.event_table import TraceProbe
 from kprobes.model.options import Options
 from kprobes.model.plan import ReturnMethod, Site, Strategy
 from kprobes.open import GuestSession
-from kprobes.transport.agent import Job
 from kprobes.transport.qemu_command import MachineOptions
 from kprobes.transport.stub import SIGTRAP, Stub
 from tests.build.command import Command, wait_for_words
@@ -47,7 +46,7 @@ _UNSTOPPED = (
 )
 _HARM = re.compile(b"Oops|BUG:|WARNING:|Internal error|general protection|Call [Tt]race")
 _STACK, _PAGE = 1024, 4096
-_STOPS, _STEPS, _CALLS = 100, 30, 20
+_STOPS, _STEPS, _CALLS = 100, 12, 20
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +57,13 @@ def booted(arch: str) -> Generator[GuestSession]:
 
 @pytest.fixture
 def kernel(booted: GuestSession) -> Generator[GuestSession]:
+    """What runs under load while a test has it."""
+    job = booted.start(_LOAD)
     yield booted
+    job.kill()
     booted.options = Options()
     assert not [each.text for each in booted.log() if _HARM.search(each.text)]
     booted.probe("\n".join(f"-:{each.event}" for each in booted.definitions))
-
-
-@pytest.fixture(autouse=True)
-def load(kernel: GuestSession) -> Generator[Job]:
-    job = kernel.start(_LOAD)
-    yield job
-    job.kill()
 
 
 @pytest.fixture
@@ -301,7 +296,7 @@ def test_it_is_interrupted_and_stands_until_it_is_let_run(
 ) -> None:
     kernel.probe("p vfs_read")
     with kernel.record(), joined(kernel, tmp_path) as debugger:
-        for _ in range(8):
+        for _ in range(3):
             debugger.resume()
             hits = kernel.select().hits
             assert becomes_true(lambda hits=hits: kernel.select().hits > hits, _WAIT_S)
