@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from kprobes.guest.attach import Access
     from kprobes.guest.driver import GuestDriver
     from kprobes.guest.guest import Guest
+    from kprobes.guest.source_files import KernelFiles
     from kprobes.host.driver import HostDriver, HostOptions
     from kprobes.host.machine import HostMachine
     from kprobes.transport.agent import Commands
@@ -177,13 +178,19 @@ def attached_guest(target: str, access: "Access | None" = None) -> "Generator[Gu
         yield guest
 
 
-def host(options: "HostOptions | None" = None) -> HostSession:
+def host(
+    options: "HostOptions | None" = None,
+    files: "KernelFiles | None" = None,
+    progress: Callable[[str], None] = _ignore,
+) -> HostSession:
     """Return a session with the kernel that this machine runs; it needs root.
 
     ``with kprobes.host() as kernel: kernel.probe("p vfs_read count")``
 
     Args:
         options: how it records.
+        files: that may have its debug information.
+        progress: called with a line of text when something will take long.
 
     Raises:
         UnreachableError: it cannot be probed; says why, and what to do.
@@ -194,7 +201,8 @@ def host(options: "HostOptions | None" = None) -> HostSession:
     from kprobes.host.reader import open_instance_reader, read_events
 
     check_possible()
-    driver = HostDriver(open_machine(), options or HostOptions(), open_instance_reader, read_events)
+    machine = open_machine(files, progress)
+    driver = HostDriver(machine, options or HostOptions(), open_instance_reader, read_events)
     with ExitStack() as undo:
         undo.callback(driver.close)
         return Session(driver, undo.pop_all(), driver.machine)

@@ -22,8 +22,8 @@ from kprobes.transport.debian import Apt, Package, filled, open_apt, unpack
 MEMORY_MIB = 1024
 """What such a guest needs: its files are in its memory, while it boots twice."""
 
-TOOLS = {"trace-cmd": "trace-cmd", "perf": "linux-perf"}
-"""Programs that a guest can carry, and Debian's packages of them."""
+TOOLS = {"trace-cmd": "trace-cmd", "perf": "linux-perf", "libdw": "libdw1"}
+"""Programs and libraries that a guest can carry, and Debian's packages of them."""
 
 PYTHON = "python3.11"
 _SUITE = "bookworm"

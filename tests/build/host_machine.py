@@ -1,6 +1,6 @@
 """This machine as the driver sees it: a small typed kernel, and a tracefs that is not there."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -9,6 +9,8 @@ from kprobes.host.events import HostFiles
 from kprobes.host.machine import HostMachine
 from kprobes.host.prepare import HostProbe
 from kprobes.model.events import EventFormat, Events, HostEvent
+from kprobes.model.kernel import Kernel
+from kprobes.model.source import OpenSource, no_source
 from kprobes.recording_writer import RecordingWriter
 from tests.build.kernel import make_kernel
 from tests.build.tracefs import FakeTracefs
@@ -47,15 +49,28 @@ def make_machine(
     tracefs: FakeTracefs | None = None, *, release: str = "6.1.0-56-cloud-amd64"
 ) -> HostMachine:
     """Return a machine that runs the kernel of ``tests.build.typed``."""
+    kernel = make_kernel(SYMBOLS, types=types(), release=release)
+    names = (symbol.name for symbol in SYMBOLS)
+    return machine_of(kernel, (each for each in names if each != "untyped"), tracefs)
+
+
+def machine_of(
+    kernel: Kernel,
+    traceable: Iterable[str],
+    tracefs: FakeTracefs | None = None,
+    open_source: OpenSource = no_source,
+) -> HostMachine:
+    """Return a machine that runs a kernel whose function tracer knows some functions."""
     machine = HostMachine(
-        kernel=make_kernel(SYMBOLS, types=types(), release=release),
+        kernel=kernel,
         arch=X86_64,
         tracefs=tracefs or FakeTracefs(),
         cpus=2,
         online=2,
+        open_source=open_source,
     )
     # What available_filter_functions would say.
-    vars(machine)["traceable"] = frozenset(s.name for s in SYMBOLS if s.name != "untyped")
+    vars(machine)["traceable"] = frozenset(traceable)
     return machine
 
 

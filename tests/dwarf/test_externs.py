@@ -71,3 +71,15 @@ def test_damaged_symbols_are_told(read: Callable[[ReadAt], object]) -> None:
 
     with pytest.raises(FormatError, match="damaged"):
         read(lambda at, size: bytes(data[at : at + size]))
+
+
+def test_all_is_moved_with_a_symbol() -> None:
+    source = DwarfSource(Dwarf(LINKED), "x86_64")
+    start = address(LINKED, "sums")
+
+    source.move("total", symbols(LINKED)["total"] + _SLIDE)
+    source.move("nosuch", 7)
+
+    function = source.function(start + _SLIDE)
+    assert function is not None
+    assert start + _SLIDE in {addr for each in function.lines for addr in each.addrs}

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from kprobes.errors import TargetError
-from kprobes.guest.source_files import KernelFiles, SourceFiles
+from kprobes.guest.source_files import KernelFiles, ModulesInMemory, SourceFiles
 from kprobes.image.symbols import SymbolMap
 from kprobes.model.kernel import Kernel
 from kprobes.model.source import Location, LocationKind
@@ -27,7 +27,8 @@ def files(
     kernel: Kernel, *modules: Path, note: bytes = NOTE, named: Path | None = None
 ) -> SourceFiles:
     of_kernel = [] if named is None else [named]
-    return SourceFiles(kernel, ModuleMemory(note), KernelFiles(named=of_kernel, modules=modules))
+    files = KernelFiles(named=of_kernel, modules=modules)
+    return SourceFiles(kernel, ModulesInMemory(ModuleMemory(note), kernel.types), files)
 
 
 @pytest.mark.parametrize("note", [NOTE, b""], ids=["build", "no-build"])

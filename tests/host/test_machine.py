@@ -1,12 +1,15 @@
-"""The machine that runs the tests, read as it is."""
+"""The machine that runs the tests, read as it is; modules that another has loaded."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from kprobes.errors import TargetError
-from kprobes.host.machine import open_machine
+from kprobes.host import machine as host_machine
+from kprobes.host.machine import SysfsModules, open_machine
 from kprobes.transport.tracefs import open_tracefs
+from tests.build.loaded_module import BUILD_ID, NOTE, loaded
 
 
 def test_this_machine_is_read_as_uname_and_its_files_say() -> None:
@@ -34,3 +37,21 @@ def test_tracefs_is_reached_without_being_mounted_for_others() -> None:
 
     assert "available_events" in tracefs.names("")
     assert mounts() == before
+
+
+def test_modules_are_told_of_by_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_machine, "_MODULES", tmp_path)
+    told, module = SysfsModules(), loaded()
+    assert (told.build_ids(module), told.sections(module)) == (frozenset(), {})
+
+    notes, sections = (tmp_path / "module" / name for name in ("notes", "sections"))
+    notes.mkdir(parents=True)
+    sections.mkdir()
+    (notes / ".note.gnu.build-id").write_bytes(NOTE)
+    (sections / ".data").write_text("0xffffffffc0200000\n")
+    (sections / ".init.text").write_text("0xffffffffc0210000\n")
+    # Whoever may not see where it is sees this.
+    (sections / ".bss").write_text("0x0000000000000000\n")
+
+    assert told.build_ids(module) == {BUILD_ID}
+    assert told.sections(module) == {".data": 0xFFFF_FFFF_C020_0000}

@@ -3,18 +3,17 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
 
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
 from kprobes.errors import TargetError
-from kprobes.guest.guest import Guest
 from kprobes.image.debug_info import debug_root
 from kprobes.image.symbols import SymbolMap
 from kprobes.inspect import debug_files
 from kprobes.inspect.debug_files import DebugFile, fetch_debug_files
+from kprobes.inspect.source import SourceKernel
 from kprobes.model.kernel import Kernel
 from kprobes.model.source import SourceInfo
 from kprobes.transport.debian import Package
@@ -26,19 +25,15 @@ from tests.image.test_symbols import table
 SYMBOLS = SymbolMap(table([(1, "T", "_text")]), [loaded(name="fat"), loaded(name="snd_pcm")])
 
 
-class FakeGuest(Struct):
-    """A guest with two modules, of which one has a file."""
-
-    kernel: Kernel = replace(make_kernel([], release="6.1.0"), symbols=SYMBOLS)
-
-    def open_source(self, kernel: Kernel, module: str = "") -> SourceInfo:
-        assert kernel is self.kernel
-        if module == "snd_pcm":
-            raise TargetError("nothing is known")
-        return FakeSource()
+KERNEL = replace(make_kernel([], release="6.1.0"), symbols=SYMBOLS)
 
 
-GUEST = cast("Guest", FakeGuest())
+def opened(kernel: Kernel, module: str = "") -> SourceInfo:
+    """Open what is there of two modules, of which one has no file."""
+    assert kernel is KERNEL
+    if module == "snd_pcm":
+        raise TargetError("nothing is known")
+    return FakeSource()
 
 
 class FakePackage(Struct):
@@ -56,7 +51,11 @@ class FakePackage(Struct):
 
 
 def test_each_has_its_file_or_none() -> None:
-    assert debug_files.debug_files(GUEST) == [
+    asked = SourceKernel(
+        kernel=KERNEL, registers=(), open_source=opened, locate=lambda function: function.addr
+    )
+
+    assert debug_files.debug_files(asked) == [
         DebugFile(module="", file="made up"),
         DebugFile(module="fat", file="made up"),
         DebugFile(module="snd_pcm", file=""),
@@ -76,7 +75,7 @@ def test_the_last_two_kernels_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
         debug_root(release).mkdir(parents=True)
         os.utime(debug_root(release), (age, age))
 
-    fetch_debug_files(GUEST, said.append)
+    fetch_debug_files(KERNEL, said.append)
 
     assert asked == [("6.1.0", "amd64")]
     assert said == ["downloading dbg of Debian sid: 3 MB", "forgetting 5.10.0"]

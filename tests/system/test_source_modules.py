@@ -23,9 +23,9 @@ from tests.system.conftest import Boot
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64", matrix="arm64")]
 
-_LOAD = """insmod /dummy.ko numdummies=3 && ip addr add 10.9.9.9/24 dev dummy1 && {
+LOAD = """insmod /dummy.ko numdummies=3 && ip addr add 10.9.9.9/24 dev dummy1 && {
 echo 1 > /proc/sys/net/ipv6/conf/dummy1/disable_ipv6; ip link set dummy1 up; }"""
-_WORK = "ping -c 1 -W 1 -s 100 10.9.9.7; ping -c 1 -W 1 -s 300 10.9.9.8"
+WORK = "ping -c 1 -W 1 -s 100 10.9.9.7; ping -c 1 -W 1 -s 300 10.9.9.8"
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def kernel(arch: str) -> Generator[GuestSession]:
 def test_variables_of_the_kernel_are_read_where_a_module_declares_them(
     kernel: GuestSession,
 ) -> None:
-    assert kernel.run(_LOAD, timeout_s=300).status == 0
+    assert kernel.run(LOAD, timeout_s=300).status == 0
     kernel.probe(
         "p dummy:dummy_xmit:4 count=nr_cpu_ids off=this_cpu_off "
         "wanted=this_cpu_read(@this_cpu_off) own=numdummies"
     )
     with kernel.record() as trace:
-        kernel.run(_WORK, timeout_s=300)
+        kernel.run(WORK, timeout_s=300)
 
     events = [*trace]
     assert len(events) >= 2
@@ -57,14 +57,14 @@ def test_variables_of_the_kernel_are_read_where_a_module_declares_them(
 def test_lines_and_variables_of_a_module(kernel: GuestSession) -> None:
     with pytest.raises(RefusedError, match="dummy is not loaded: where its lines are is known"):
         kernel.probe("p dummy:dummy_xmit:4")
-    assert kernel.run(_LOAD, timeout_s=300).status == 0
+    assert kernel.run(LOAD, timeout_s=300).status == 0
 
     kernel.probe("p:entry dummy_xmit skb dev=dev len=skb->len")
     kernel.probe("p:later dummy:dummy_xmit:4 skb len=skb->len dummies=numdummies")
     # Which is inlined there, and gets the length.
     kernel.probe("p:copy dummy:dev_lstats_add dev len")
     with kernel.record() as trace:
-        kernel.run(_WORK, timeout_s=300)
+        kernel.run(WORK, timeout_s=300)
 
     entries = [(event.pid, event["skb"], event["len"]) for event in trace["entry"]]
     assert len(entries) >= 2
@@ -83,7 +83,7 @@ def test_they_are_listed_and_a_file_of_another_build_is_refused(
     boot: Boot, tmp_path: Path, arch: str
 ) -> None:
     machine = boot(files={"/dummy.ko": dummy("bookworm", arch)})
-    assert machine.run(_LOAD, 300).status == 0
+    assert machine.run(LOAD, 300).status == 0
     other = tmp_path / "dummy.ko"
     data = debug_module(arch).read_bytes()
     build_id = noted_build_id(lambda at, size: data[at : at + size])

@@ -101,7 +101,7 @@ def _checker(args: argparse.Namespace) -> Generator["Checker"]:
     if is_host(args):
         from kprobes.host.check import checker_of_host
 
-        yield checker_of_host(this_machine(), terms)
+        yield checker_of_host(this_machine(args), terms)
         return
     with (
         Stop() as stop,

@@ -1,4 +1,4 @@
-"""``kprobe debuginfo``: which files have a guest's debug information; Debian's are fetched."""
+"""``kprobe debuginfo``: which files have a kernel's debug information; Debian's are fetched."""
 
 import argparse
 from typing import TYPE_CHECKING, BinaryIO
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from kprobes.inspect.debug_files import DebugFile
 
 NAME = "debuginfo"
-HELP = "show which files have the debug information of a guest's kernel and modules"
+HELP = "show which files have the debug information of a kernel and its modules"
 EPILOG = """\
 examples:
   kprobe debuginfo
@@ -40,16 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Show; return the exit code."""
-    from kprobes.cli.target import only_guest_of
+    from kprobes.cli.target import source_of
     from kprobes.inspect.debug_files import debug_files, fetch_debug_files
 
-    with only_guest_of(args, "files of debug information") as guest:
-        found = debug_files(guest)
+    with source_of(args) as asked:
+        found = debug_files(asked)
         if args.fetch and not all(each.file for each in found):
             suite, mirror = args.suite or "", args.mirror or ""
             tell = None if args.quiet else print_message
-            fetch_debug_files(guest, tell, suite=suite, mirror=mirror)
-            found = debug_files(guest)
+            fetch_debug_files(asked.kernel, tell, suite=suite, mirror=mirror)
+            found = debug_files(asked)
     write_text(out, as_json(found) if args.format == "json" else as_text(found))
     if not found[0].file:
         print_message("kprobe: the kernel's is missing: docs/howto/source.md, or --fetch")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kprobes.inspect.source import Lines, ShownLine
 
 NAME = "lines"
-HELP = "list the lines of a guest's kernel's source that can be probed"
+HELP = "list the lines of a kernel's source that can be probed"
 EPILOG = """\
 examples:
   kprobe lines vfs_read --vmlinux /usr/lib/debug/boot/vmlinux
@@ -32,11 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """List; return the exit code."""
-    from kprobes.cli.target import only_guest_of
+    from kprobes.cli.target import source_of
     from kprobes.inspect.source import lines_of, read_lines
 
-    with only_guest_of(args, "lines") as guest:
-        found = lines_of(guest, args.what)
+    with source_of(args) as kernel:
+        found = lines_of(kernel, args.what)
     text = None if args.source is None else read_lines(args.source, found)
     write_text(out, as_json(found) if args.format == "json" else as_text(found, text))
     return 0

@@ -89,7 +89,7 @@ def _probeable(args: argparse.Namespace) -> "list[Function]":
         from kprobes.cli.target import this_machine
         from kprobes.host.check import probeable_here
 
-        return probeable_here(this_machine(), pattern=args.pattern, is_typed=is_typed)
+        return probeable_here(this_machine(args), pattern=args.pattern, is_typed=is_typed)
     from kprobes.cli.target import guest_of
     from kprobes.inspect.status import probeable, tracepoints
 

@@ -162,12 +162,13 @@ def add_target(parser: argparse.ArgumentParser, *, can_boot: bool = True) -> Non
 
 
 def add_kernel_files(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name files of the guest's kernel."""
+    """Add the options that name files of the kernel."""
     parser.add_argument(
         "--vmlinux",
         type=Path,
         metavar="PATH",
-        help="the guest's kernel: another build is refused, types are taken from it if need be",
+        help="the kernel's file: another build is refused; a guest's types are taken from it if "
+        "need be",
     )
     parser.add_argument(
         "--symbols",
@@ -417,6 +418,8 @@ _GUESTS: Mapping[str, tuple[object, str]] = {
     "rearm": (False, "--rearm"),
 }
 """What only guests have: by attribute, its value when it is not asked for, and its name."""
+_OF_ANY = ("--vmlinux", "--module")
+"""Of these, what this machine's own kernel has, too, where it is asked for by name."""
 _OF_RETURNS = ("--returns", "--exits", "--call-duration")
 """Of these, what only return probes mind."""
 _FIELDS = {
@@ -489,7 +492,7 @@ def _has_image(args: argparse.Namespace) -> bool:
 
 
 def _auto(args: argparse.Namespace) -> str | None:
-    if _has_image(args) or _of_guests(args) is not None or _has_guest_trigger(args):
+    if _has_image(args) or _of_guests(args) or _has_guest_trigger(args):
         return None
     from kprobes.host.obstacles import obstacles
 
@@ -521,7 +524,7 @@ def print_reason(args: argparse.Namespace) -> None:
 
 
 def _refuse_guests(args: argparse.Namespace) -> None:
-    name = _of_guests(args)
+    name = next((each for each in _of_guests(args) if each not in _OF_ANY), None)
     if name == "--python":
         from kprobes.session import NO_HANDLERS
 
@@ -533,9 +536,9 @@ def _refuse_guests(args: argparse.Namespace) -> None:
         raise UsageError(f"{name} is for guests, not for this machine's own kernel{way_out}")
 
 
-def _of_guests(args: argparse.Namespace) -> str | None:
+def _of_guests(args: argparse.Namespace) -> list[str]:
     boot = (f"--{name}" for name in BOOT_OPTIONS if getattr(args, name, None) is not None)
-    return next(iter((*boot, *_given(args))), None)
+    return [*boot, *_given(args)]
 
 
 def return_option(args: argparse.Namespace) -> str | None:

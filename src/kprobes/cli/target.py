@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from kprobes.guest.attach import Access
     from kprobes.guest.guest import Guest
     from kprobes.guest.journal import Boot
+    from kprobes.guest.source_files import KernelFiles
     from kprobes.host.machine import HostMachine
+    from kprobes.inspect.source import SourceKernel
     from kprobes.model.kernel import Kernel
     from kprobes.open import GuestSession, HostSession
     from kprobes.ports import Memory
@@ -160,11 +162,18 @@ def opened(
 
 
 @contextmanager
-def opened_host(args: argparse.Namespace) -> Generator["HostSession"]:
-    """Open this machine's own kernel; ``--buffer-size`` and ``--clock`` are minded.
+def opened_host(
+    args: argparse.Namespace, progress: Callable[[str], None]
+) -> Generator["HostSession"]:
+    """Open this machine's own kernel; ``--buffer-size``, ``--clock`` and its files are minded.
+
+    Args:
+        args: of the command.
+        progress: is told what is done.
 
     Raises:
         UnreachableError: it cannot be probed; says why, and what to do.
+        UsageError: there is no such file of its kernel.
     """
     from kprobes.host.driver import DEFAULT_CLOCK, DEFAULT_RING, HostOptions
     from kprobes.open import host
@@ -173,21 +182,36 @@ def opened_host(args: argparse.Namespace) -> Generator["HostSession"]:
         ring=getattr(args, "buffer_size", None) or DEFAULT_RING,
         clock=getattr(args, "clock", None) or DEFAULT_CLOCK,
     )
-    with host(options) as session:
+    with host(options, _kernel_files(args), progress) as session:
         yield session
 
 
-def this_machine() -> "HostMachine":
+def this_machine(args: argparse.Namespace) -> "HostMachine":
     """Return this machine, to be looked at only.
 
     Raises:
         UnreachableError: its kernel cannot be probed; says why, and what to do.
+        UsageError: there is no such file of its kernel.
     """
     from kprobes.host.machine import open_machine
     from kprobes.host.obstacles import check_possible
 
     check_possible()
-    return open_machine()
+    return open_machine(_kernel_files(args))
+
+
+def _kernel_files(args: argparse.Namespace) -> "KernelFiles":
+    # Of this machine's kernel, where a command has options for them.
+    from kprobes.guest.source_files import KernelFiles
+
+    vmlinux: Path | None = getattr(args, "vmlinux", None)
+    if vmlinux is not None and not vmlinux.is_file():
+        raise UsageError(f"--vmlinux {vmlinux}: there is no such file")
+    return KernelFiles(
+        named=() if vmlinux is None else (vmlinux,),
+        modules=_module_files(args),
+        tree=getattr(args, "source", None),
+    )
 
 
 @contextmanager
@@ -240,6 +264,25 @@ def only_guest_of(args: argparse.Namespace, what: str) -> Generator["Guest"]:
         raise UsageError(f"{what} are listed of guests: --target must name one")
     with guest_of(args) as guest:
         yield guest
+
+
+@contextmanager
+def source_of(args: argparse.Namespace) -> Generator["SourceKernel"]:
+    """Yield what is asked about the source of this machine's kernel, or of a guest's.
+
+    Raises:
+        UsageError: options make no sense.
+    """
+    from kprobes.inspect.source import source_of_guest
+
+    check_options(args)
+    if is_host(args):
+        from kprobes.host.check import source_of_host
+
+        yield source_of_host(this_machine(args))
+        return
+    with guest_of(args) as guest:
+        yield source_of_guest(guest)
 
 
 def access_of(

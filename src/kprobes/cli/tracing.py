@@ -201,7 +201,7 @@ class _Tracer(Struct, kw_only=True):
         if is_host(args):
             progress("reading this machine's symbols and types")
             self.stop.defer()
-            with opened_host(args) as host:
+            with opened_host(args, progress) as host:
                 yield host
             return
         waiting = None

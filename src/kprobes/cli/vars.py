@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kprobes.model.source import Location, Variable
 
 NAME = "vars"
-HELP = "list the variables that a probe at a place of a guest's kernel can read"
+HELP = "list the variables that a probe at a place of a kernel can read"
 EPILOG = """\
 examples:
   kprobe vars vfs_read:12 --vmlinux /usr/lib/debug/boot/vmlinux
@@ -39,11 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """List; return the exit code."""
-    from kprobes.cli.target import only_guest_of
+    from kprobes.cli.target import source_of
     from kprobes.inspect.source import variables_at
 
-    with only_guest_of(args, "variables") as guest:
-        found = variables_at(guest, args.place, has_externs=args.externs)
+    with source_of(args) as kernel:
+        found = variables_at(kernel, args.place, has_externs=args.externs)
     write_text(out, as_json(found) if args.format == "json" else as_text(found))
     return 0
 

@@ -116,6 +116,16 @@ class DwarfSource:
         found = read_variables(self._dwarf, self._registers, self._per_cpu, where)
         return [each.moved(self._slide) for each in found]
 
+    def move(self, name: str, addr: int) -> None:
+        """Have everything where it is if a symbol of the file is at an address.
+
+        Raises:
+            FormatError: the file's symbols are damaged.
+        """
+        linked = self._data().get(name)
+        if linked is not None:
+            self._slide = addr - linked
+
     def _in_symbols(self, name: str) -> Location | None:
         addr = self._data().get(name)
         return None if addr is None else Location.static(addr, self._per_cpu)

@@ -24,7 +24,7 @@ from kprobes.guest.boot import await_boot, read_init_text
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.journal import Entry, Journal, RamMap, at_work, process_start
 from kprobes.guest.kernel_abi import thread_size
-from kprobes.guest.source_files import KernelFiles, SourceFiles
+from kprobes.guest.source_files import KernelFiles, ModulesInMemory, SourceFiles
 from kprobes.image.build import SymbolFiles
 from kprobes.image.cache import KernelCache, default_root
 from kprobes.image.debug_info import own_files, untold
@@ -174,7 +174,7 @@ def _source_files(
         booted=None if host is None else booted_file(host.pid),
         tree=access.source,
     )
-    return SourceFiles(kernel, memory, files, access.tell)
+    return SourceFiles(kernel, ModulesInMemory(memory, kernel.types), files, access.tell)
 
 
 def registers_of(stub: Stub, machine: Machine) -> list[Registers]:

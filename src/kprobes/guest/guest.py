@@ -10,9 +10,9 @@ from contextlib import contextmanager, nullcontext
 from msgspec import Struct
 
 from kprobes.arch.arch import Arch
-from kprobes.errors import GuestReplacedError, MemoryFault, TargetError
+from kprobes.errors import GuestReplacedError, MemoryFault
 from kprobes.model.kernel import Kernel
-from kprobes.model.source import OpenSource, SourceInfo
+from kprobes.model.source import OpenSource, no_source
 from kprobes.ports import MappedRun, Memory, Ram, Tables, Translator
 from kprobes.transport.ram import ProcessPlace, StubRam
 from kprobes.transport.stub import Stub
@@ -71,12 +71,6 @@ class GuestMemory:
     def set_u64(self, addr: int, value: int) -> None:
         """Write a little-endian u64."""
         self.write(addr, value.to_bytes(8, "little"))
-
-
-def no_source(kernel: Kernel, module: str = "") -> SourceInfo:
-    """Raise TargetError: nobody knows where there is debug information."""
-    del kernel, module
-    raise TargetError("lines and variables need debug information, and there is none here")
 
 
 class PageCache:

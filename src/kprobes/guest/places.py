@@ -29,11 +29,9 @@ from kprobes.errors import (
     FormatError,
     MemoryFault,
     RefusedError,
-    TargetError,
     UnknownTypeError,
-    UsageError,
 )
-from kprobes.guest.guest import Guest, PageCache, no_source, remembering
+from kprobes.guest.guest import Guest, PageCache, remembering
 from kprobes.guest.text import (
     Classified,
     Instructions,
@@ -54,15 +52,14 @@ from kprobes.model.definition import Definition, EventType, Kind
 from kprobes.model.kernel import Kernel, Symbol, Types, place_of
 from kprobes.model.plan import LONGEST_PATCH, Site, Strategy
 from kprobes.model.resolved import Resolved
-from kprobes.model.source import OpenSource, SourceInfo
+from kprobes.model.source import OpenSource, no_source
 from kprobes.plan import ftrace
 from kprobes.plan.ftrace import Sites
 from kprobes.plan.strategy import Wish
 from kprobes.ports import Memory
 from kprobes.resolve.place import Locate, find_function, find_target, ip_of
 from kprobes.resolve.resolve import check_parameters, check_variables, resolve, resolve_arguments
-from kprobes.resolve.source_place import at_lines, is_inlined, module_of
-from kprobes.resolve.source_variables import names_variables
+from kprobes.resolve.source_place import SourcePlacer
 from kprobes.resolve.system_call import NAMED, find_system_call, number_parameters
 from kprobes.units import Addr
 
@@ -249,8 +246,10 @@ class Places:
         self.sites = sites
         self.text = text
         self.open_source: OpenSource = no_source
-        # Looked for once, whatever comes of that: there may be thousands of names.
-        self._source_if_any = cache(self._find_source)
+        # What opens it may be set later.
+        self._source = SourcePlacer(
+            self.kernel, lambda kernel, module="": self.open_source(kernel, module)
+        )
         self._events = cache(events)
         self._check = cache(check)
 
@@ -263,12 +262,9 @@ class Places:
             RefusedError: no function is left.
         """
         self._check()
-        if definition.place.line is not None:
-            source = self.open_source(self.kernel, module_of(definition, self.kernel))
-            return self._at_lines(definition, source)
-        known = self._source_of_names(definition)
-        if known is not None:
-            return self._at_lines(definition, known)
+        in_source = self._source.at_lines(definition)
+        if in_source is not None:
+            return self._probeable(in_source)
         if not definition.place.is_glob:
             return [definition]
         pattern, module = definition.function, definition.place.module
@@ -287,27 +283,8 @@ class Places:
             )
         return [at_function(definition, name) for name in sorted(unique.values())]
 
-    def _source_of_names(self, definition: Definition) -> SourceInfo | None:
-        # What knows of names that nothing else does, if there is anything.
-        module = module_of(definition, self.kernel)
-        if names_variables(definition):
-            return self._source_if_any(module)
-        if is_inlined(definition, self.kernel):
-            # Most such names are mistyped, which needs no library to be told.
-            with suppress(UsageError):
-                return self._source_if_any(module)
-        return None
-
-    def _find_source(self, module: str) -> SourceInfo | None:
-        # Without debug information the kernel's word counts: there is no such variable.
-        try:
-            return self.open_source(self.kernel, module)
-        except TargetError:
-            return None
-
-    def _at_lines(self, definition: Definition, source: SourceInfo) -> list[Definition]:
+    def _probeable(self, found: list[Definition]) -> list[Definition]:
         # Of several places those where no probe can be are left out.
-        found = at_lines(definition, self.kernel, source)
         if len(found) == 1:
             return found
         instructions, placed = self.instructions(), list[Definition]()

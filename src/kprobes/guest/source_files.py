@@ -1,4 +1,4 @@
-"""Debug information of a guest's kernel and of its modules: which file has it."""
+"""Debug information of a kernel that runs and of its modules: which file has it."""
 
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -32,13 +33,15 @@ from kprobes.image.module_sections import (
     places_of_sections,
 )
 from kprobes.image.symbols import ModuleSymbols
-from kprobes.model.kernel import Kernel
+from kprobes.model.kernel import Kernel, Types
 from kprobes.model.source import Location, SourceInfo
 from kprobes.ports import Memory
 
+_START = "_stext"
+
 
 class KernelFiles(Struct, frozen=True, kw_only=True):
-    """Files that may tell of a guest's kernel.
+    """Files that may tell of a kernel that runs.
 
     Attributes:
         named: by its user, of the kernel.
@@ -53,26 +56,62 @@ class KernelFiles(Struct, frozen=True, kw_only=True):
     tree: Path | None = None
 
 
+class LoadedModules(Protocol):
+    """What a kernel tells of its modules."""
+
+    def build_ids(self, module: ModuleSymbols) -> frozenset[bytes]:
+        """Return all that may be a module's build id; none where it has none."""
+        ...
+
+    def sections(self, module: ModuleSymbols) -> Mapping[str, int]:
+        """Return where a module's sections begin that it still has, as far as that is noted."""
+        ...
+
+
+class ModulesInMemory(Struct, frozen=True):
+    """What the memory of a guest tells of them.
+
+    Attributes:
+        memory: of its kernel.
+        types: of its kernel.
+    """
+
+    memory: Memory
+    types: Types | None
+
+    def build_ids(self, module: ModuleSymbols) -> frozenset[bytes]:
+        """Return all that may be a module's build id; none where it has none."""
+        return build_ids(self.memory, module)
+
+    def sections(self, module: ModuleSymbols) -> Mapping[str, int]:
+        """Return where a module's sections begin that it still has, as far as that is noted."""
+        return noted_sections(self.memory, self.types, module)
+
+
 class SourceFiles:
     """Opens debug information when it is wanted, each file once.
 
     Args:
-        kernel: of the guest.
-        memory: of the guest.
+        kernel: that runs.
+        modules: tells of those that it has loaded.
         files: that may have it.
         tell: is given words for people when something will take long.
+        is_slide_known: whether the kernel's is; else it is found by what the file calls _stext.
     """
 
     def __init__(
         self,
         kernel: Kernel,
-        memory: Memory,
+        modules: LoadedModules,
         files: KernelFiles,
         tell: Callable[[str], None] = untold,
+        *,
+        is_slide_known: bool = True,
     ) -> None:
         self._kernel = kernel
-        self._memory = memory
+        self._modules = modules
         self._files = files
+        self._is_slide_known = is_slide_known
         self._tell = tell
         self._own = cache(self._open_own)
         self._of_module = cache(self._open_module)
@@ -106,10 +145,13 @@ class SourceFiles:
         paths = chain(self._files.named, own)
         source = open_source(paths, kernel.arch, kernel.release, kernel.build_id, kernel.slide)
         source.tree = self._files.tree
+        start = kernel.symbols.find(_START)
+        if not self._is_slide_known and start is not None:
+            source.move(_START, start.addr)
         return source
 
     def _open_module(self, module: ModuleSymbols) -> SourceInfo:
-        ids = build_ids(self._memory, module)
+        ids = self._modules.build_ids(module)
         for path in self._files.modules:
             if module_name(path) == module.name:
                 try:
@@ -148,9 +190,8 @@ class SourceFiles:
             build_id = noted_build_id(read)
             if ids and build_id not in ids:
                 raise FormatError(f"its build is {build_id.hex() or 'unknown'}")
-            noted = noted_sections(self._memory, self._kernel.types, module)
             loaded, others = loaded_sections(read), undefined(read)
-            sections = places_of_sections(loaded, module, noted)
+            sections = places_of_sections(loaded, module, self._modules.sections(module))
         elsewhere = partial(_find, self._kernel, _own_places(loaded, sections), others)
         source = DwarfSource(Dwarf(path, sections), self._kernel.arch, elsewhere=elsewhere)
         source.tree = self._files.tree

@@ -11,6 +11,7 @@ from kprobes.guest.text import Classified
 from kprobes.host.machine import HostMachine
 from kprobes.host.prepare import HostPlaces
 from kprobes.inspect.check import Checker, Placed, Terms, probes_of
+from kprobes.inspect.source import SourceKernel
 from kprobes.inspect.status import Function
 from kprobes.model.definition import Definition
 from kprobes.model.resolved import Resolved
@@ -54,6 +55,16 @@ class _BySpelling:
         definition = probe.definition
         line = declaration.line(definition.group, definition.event)
         return Placed(probe=probe, site=None, declaration=line)
+
+
+def source_of_host(machine: HostMachine) -> SourceKernel:
+    """Return what is asked about the source of this machine's kernel."""
+    return SourceKernel(
+        kernel=machine.kernel,
+        registers=machine.arch.registers,
+        open_source=machine.open_source,
+        locate=lambda function: function.addr,
+    )
 
 
 def probeable_here(machine: HostMachine, *, pattern: str, is_typed: bool = True) -> list[Function]:

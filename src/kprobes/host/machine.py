@@ -1,6 +1,7 @@
 """This machine, as far as probing its kernel needs to know it."""
 
 import os
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -9,12 +10,18 @@ from msgspec import Struct
 from kprobes.arch.arch import Arch
 from kprobes.arch.registry import arch
 from kprobes.errors import TracefsError
+from kprobes.formats.elf import build_id
+from kprobes.guest.source_files import KernelFiles, SourceFiles
+from kprobes.image.debug_info import untold
 from kprobes.image.host import HostFiles, host_kernel
+from kprobes.image.symbols import ModuleSymbols
 from kprobes.model.kernel import Kernel
+from kprobes.model.source import OpenSource, no_source
 from kprobes.transport.agent import Child, Command, Finished, start
 from kprobes.transport.tracefs import Tracefs, has_kernels_pids, open_tracefs
 
 _BTF = Path("/sys/kernel/btf")
+_MODULES = Path("/sys/module")
 _FILTERABLE = "available_filter_functions"
 
 
@@ -28,6 +35,7 @@ class HostMachine(Struct, kw_only=True, eq=False, dict=True):
         cpus: how many it may have.
         online: how many it has now.
         has_kernels_pids: whether we number its processes as it does: we may be in a container.
+        open_source: as ``model.source.OpenSource``.
     """
 
     kernel: Kernel
@@ -36,6 +44,7 @@ class HostMachine(Struct, kw_only=True, eq=False, dict=True):
     cpus: int
     online: int
     has_kernels_pids: bool = True
+    open_source: OpenSource = no_source
 
     @cached_property
     def traceable(self) -> frozenset[str]:
@@ -64,8 +73,30 @@ class HostMachine(Struct, kw_only=True, eq=False, dict=True):
         return start(command, is_held=is_held)
 
 
-def open_machine() -> HostMachine:
+class SysfsModules:
+    """What /sys/module tells of them; implements ``guest.source_files.LoadedModules``."""
+
+    def build_ids(self, module: ModuleSymbols) -> frozenset[bytes]:
+        """Return a module's build id; none where it has none."""
+        found = build_id(_bytes(_MODULES / module.name / "notes" / ".note.gnu.build-id"))
+        return frozenset([found] if found else [])
+
+    def sections(self, module: ModuleSymbols) -> Mapping[str, int]:
+        """Return where a module's sections begin that it still has; none where that is hidden."""
+        paths = (_MODULES / module.name / "sections").glob("*")
+        # Which it still has when it has begun, module_init_section() tells.
+        found = {path.name: _bytes(path) for path in paths if not path.name.startswith(".init")}
+        return {name: int(text, 16) for name, text in found.items() if text.strip(b"0x\n")}
+
+
+def open_machine(
+    files: KernelFiles | None = None, tell: Callable[[str], None] = untold
+) -> HostMachine:
     """Read what this machine's kernel is.
+
+    Args:
+        files: that may have its debug information.
+        tell: is given words for people when something will take long.
 
     Raises:
         TracefsError: it has no tracing system, or we may not use it.
@@ -73,6 +104,9 @@ def open_machine() -> HostMachine:
     """
     tracefs = open_tracefs()
     kernel = read_kernel()
+    sources = SourceFiles(
+        kernel, SysfsModules(), files or KernelFiles(), tell, is_slide_known=False
+    )
     return HostMachine(
         kernel=kernel,
         arch=arch(kernel.arch),
@@ -80,6 +114,7 @@ def open_machine() -> HostMachine:
         cpus=_possible_cpus(),
         online=os.cpu_count() or 1,
         has_kernels_pids=has_kernels_pids(),
+        open_source=sources.open,
     )
 
 

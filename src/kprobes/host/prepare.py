@@ -22,7 +22,9 @@ from kprobes.model.kernel import Symbol, span_of
 from kprobes.model.options import Tasks
 from kprobes.model.resolved import KprobeEvent, Resolved
 from kprobes.model.trigger import Trigger
+from kprobes.resolve.place import find_function
 from kprobes.resolve.resolve import check_alike, filter_fields, resolve
+from kprobes.resolve.source_place import SourcePlacer
 from kprobes.resolve.tracefs_event import to_kprobe_event
 from kprobes.units import Addr
 
@@ -33,6 +35,7 @@ class HostPlaces:
     def __init__(self, machine: HostMachine) -> None:
         self._machine = machine
         self._kernel = machine.kernel
+        self._source = SourcePlacer(machine.kernel, machine.open_source)
 
     def expand(self, definition: Definition) -> list[Definition]:
         """Return one definition per function that a glob names and that can be probed.
@@ -40,6 +43,9 @@ class HostPlaces:
         Raises:
             RefusedError: there is none.
         """
+        in_source = self._source.at_lines(definition)
+        if in_source is not None:
+            return self._probeable(in_source)
         if not definition.place.is_glob:
             return [definition]
         pattern, module = definition.function, definition.place.module
@@ -55,6 +61,19 @@ class HostPlaces:
                 "kernel's function tracer knows none of them, or they share their name"
             )
         return [at_function(definition, name) for name in sorted(unique.values())]
+
+    def _probeable(self, found: list[Definition]) -> list[Definition]:
+        # Of several places those that the kernel takes no probe at are left out.
+        if len(found) == 1:
+            return found
+        functions = ((each, find_function(each, self._kernel)) for each in found)
+        is_unique = self._kernel.symbols.is_unique
+        taken = [
+            each
+            for each, function in functions
+            if self.is_probeable(function) and is_unique(function.name)
+        ]
+        return taken or found[:1]
 
     def resolve(self, definition: Definition, *, event_id: int) -> Resolved:
         """Resolve a definition on one function.

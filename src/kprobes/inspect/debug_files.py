@@ -1,4 +1,4 @@
-"""The files with the debug information of a guest's kernel and modules; Debian's, fetched."""
+"""The files with the debug information of a kernel and its modules; Debian's, fetched."""
 
 import shutil
 from collections.abc import Callable
@@ -7,9 +7,10 @@ from contextlib import closing
 from msgspec import Struct
 
 from kprobes.errors import TargetError
-from kprobes.guest.guest import Guest
 from kprobes.image.debug_info import debug_root, untold
 from kprobes.image.symbols import loaded_modules
+from kprobes.inspect.source import SourceKernel
+from kprobes.model.kernel import Kernel
 from kprobes.transport.debian import debug_package
 from kprobes.transport.qemu_command import MACHINE_TYPES
 from kprobes.units import MIB
@@ -30,30 +31,30 @@ class DebugFile(Struct, frozen=True, kw_only=True):
     file: str
 
 
-def debug_files(guest: Guest) -> list[DebugFile]:
-    """Return which file has that of a guest's kernel, and of each module that it has loaded.
+def debug_files(asked: SourceKernel) -> list[DebugFile]:
+    """Return which file has that of a kernel, and of each module that it has loaded.
 
     Raises:
         UsageError: libdw is not there.
     """
-    names = ("", *(module.name for module in loaded_modules(guest.kernel)))
-    return [DebugFile(module=name, file=_file(guest, name)) for name in names]
+    names = ("", *(module.name for module in loaded_modules(asked.kernel)))
+    return [DebugFile(module=name, file=_file(asked, name)) for name in names]
 
 
-def _file(guest: Guest, module: str) -> str:
+def _file(asked: SourceKernel, module: str) -> str:
     try:
-        return guest.open_source(guest.kernel, module).file
+        return asked.open_source(asked.kernel, module).file
     except TargetError:
         return ""
 
 
 def fetch_debug_files(
-    guest: Guest, tell: Callable[[str], None] | None, *, suite: str = "", mirror: str = ""
+    kernel: Kernel, tell: Callable[[str], None] | None, *, suite: str = "", mirror: str = ""
 ) -> None:
-    """Download Debian's package for a guest's kernel; keep its file, and those of loaded modules.
+    """Download Debian's package for a kernel; keep its file, and those of loaded modules.
 
     Args:
-        guest: whose kernel is one of Debian's.
+        kernel: one of Debian's.
         tell: is given words for people, such as how much is downloaded, or None.
         suite: of Debian; "" for all of some.
         mirror: of its archive; "" for this machine's own.
@@ -61,7 +62,7 @@ def fetch_debug_files(
     Raises:
         UnreachableError: no apt, no network, no such package; StateError: it cannot be kept.
     """
-    kernel, tell = guest.kernel, tell or untold
+    tell = tell or untold
     arch = next(name for name, each in MACHINE_TYPES.items() if each.native == kernel.arch)
     package = debug_package(kernel.release, arch=arch, suite=suite, mirror=mirror, progress=tell)
     with closing(package):

@@ -1,7 +1,7 @@
-"""Lines of a guest's source that can be probed, and the variables that can be read at a place."""
+"""Lines of a kernel's source that can be probed, and the variables that can be read at a place."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -10,8 +10,8 @@ from kprobes.errors import UsageError
 from kprobes.guest.guest import Guest
 from kprobes.guest.places import places_of
 from kprobes.lang.parser import SOURCE_FILE, parse
-from kprobes.model.kernel import Kernel, place_of
-from kprobes.model.source import SourceLine, Variable
+from kprobes.model.kernel import Kernel, Symbol, place_of
+from kprobes.model.source import OpenSource, SourceLine, Variable
 from kprobes.resolve.place import find_target, ip_of
 from kprobes.resolve.source_place import (
     SourcePlaces,
@@ -20,6 +20,7 @@ from kprobes.resolve.source_place import (
     module_of,
     places_in_source,
 )
+from kprobes.units import Addr
 
 _FILE = re.compile(
     rf"(?:(?P<module>\w+):)?(?P<file>{SOURCE_FILE})"
@@ -67,7 +68,33 @@ class PlaceVariables(Struct, frozen=True, kw_only=True):
     variables: tuple[Variable, ...]
 
 
-def lines_of(guest: Guest, text: str) -> Lines:
+class SourceKernel(Struct, frozen=True, kw_only=True):
+    """A kernel that runs, as far as its source is asked about.
+
+    Attributes:
+        kernel: that runs.
+        registers: names of its registers.
+        open_source: as ``model.source.OpenSource``.
+        locate: returns where a probe at a function's entry is.
+    """
+
+    kernel: Kernel
+    registers: Collection[str]
+    open_source: OpenSource
+    locate: Callable[[Symbol], Addr]
+
+
+def source_of_guest(guest: Guest) -> SourceKernel:
+    """Return what is asked about the source of a guest's kernel."""
+    return SourceKernel(
+        kernel=guest.kernel,
+        registers=guest.arch.registers,
+        open_source=guest.open_source,
+        locate=lambda function: places_of(guest).locate(function),
+    )
+
+
+def lines_of(asked: SourceKernel, text: str) -> Lines:
     """Return the lines of ``FUNCTION[@FILE]``, or of ``FILE``, ``FILE:LINE``, ``FILE:FIRST-LAST``.
 
     A module's are those of ``MODULE:FILE`` and so on.
@@ -77,19 +104,19 @@ def lines_of(guest: Guest, text: str) -> Lines:
         UsageError: nothing is known of such a file.
         TargetError: there is no debug information.
     """
-    kernel = guest.kernel
-    asked = _FILE.fullmatch(text)
-    if asked is None:
-        definition = parse(f"p {text}", registers=guest.arch.registers)
-        source = guest.open_source(kernel, module_of(definition, kernel))
+    kernel = asked.kernel
+    file = _FILE.fullmatch(text)
+    if file is None:
+        definition = parse(f"p {text}", registers=asked.registers)
+        source = asked.open_source(kernel, module_of(definition, kernel))
         function = function_in_source(definition, kernel, source)
         shown = _shown(kernel, function.lines, function.line)
         last = shown[-1].line if shown else function.line
         return Lines(function=text, file=function.file, first=function.line, last=last, lines=shown)
-    first = int(asked["first"] or 1)
-    last = int(asked["last"] or asked["first"] or _LAST)
-    source = guest.open_source(kernel, asked["module"] or "")
-    found = source.file_lines(asked["file"], first, last)
+    first = int(file["first"] or 1)
+    last = int(file["last"] or file["first"] or _LAST)
+    source = asked.open_source(kernel, file["module"] or "")
+    found = source.file_lines(file["file"], first, last)
     if not found:
         raise UsageError(f"the debug information has no code of {text}")
     shown = _shown(kernel, found, None)
@@ -113,11 +140,13 @@ def read_lines(tree: Path, lines: Lines) -> list[str]:
     return read_text(tree, lines.file)[lines.first - 1 : lines.last]
 
 
-def variables_at(guest: Guest, text: str, *, has_externs: bool = False) -> list[PlaceVariables]:
+def variables_at(
+    asked: SourceKernel, text: str, *, has_externs: bool = False
+) -> list[PlaceVariables]:
     """Return what is in scope at each place that a text means, as in a definition.
 
     Args:
-        guest: whose kernel.
+        asked: whose source.
         text: the place.
         has_externs: whether what its whole file has is wanted, too.
 
@@ -125,14 +154,14 @@ def variables_at(guest: Guest, text: str, *, has_externs: bool = False) -> list[
         DefinitionError: there is no such place.
         TargetError: there is no debug information.
     """
-    places, kernel = places_of(guest), guest.kernel
-    definition = parse(f"p {text}", registers=guest.arch.registers)
-    source = guest.open_source(kernel, module_of(definition, kernel))
+    kernel = asked.kernel
+    definition = parse(f"p {text}", registers=asked.registers)
+    source = asked.open_source(kernel, module_of(definition, kernel))
     if definition.place.line is not None or is_inlined(definition, kernel):
         found = places_in_source(definition, kernel, source)
     else:
-        target = find_target(definition, kernel, places.locate)
-        found = SourcePlaces(line=0, addrs=[ip_of(target, places.locate)])
+        target = find_target(definition, kernel, asked.locate)
+        found = SourcePlaces(line=0, addrs=[ip_of(target, asked.locate)])
     return [
         PlaceVariables(
             place=place_of(kernel.symbols, addr),

@@ -7,6 +7,7 @@ from typing import Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from kprobes.errors import TargetError
 from kprobes.model.definition import Operation, TypeWord
 from kprobes.model.kernel import Kernel
 from kprobes.units import U64
@@ -222,3 +223,9 @@ class OpenSource(Protocol):
             UsageError: libdw is not there.
         """
         ...
+
+
+def no_source(kernel: Kernel, module: str = "") -> SourceInfo:
+    """Raise TargetError: nobody knows where there is debug information."""
+    del kernel, module
+    raise TargetError("lines and variables need debug information, and there is none here")

@@ -9,19 +9,26 @@ definition becomes several of one event.
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from kprobes.errors import DefinitionError
+from kprobes.errors import DefinitionError, TargetError, UsageError
 from kprobes.model.codes import Code, rejection
 from kprobes.model.definition import Definition, EventType, Kind
 from kprobes.model.kernel import Kernel, Symbol
-from kprobes.model.source import SourceFunction, SourceInfo, SourceLine, is_same_file
+from kprobes.model.source import (
+    OpenSource,
+    SourceFunction,
+    SourceInfo,
+    SourceLine,
+    is_same_file,
+)
 from kprobes.resolve.place import find_function, module_is_loaded
-from kprobes.resolve.source_variables import with_all_named, with_variables
+from kprobes.resolve.source_variables import names_variables, with_all_named, with_variables
 from kprobes.resolve.system_call import find_system_call
 from kprobes.units import Addr
 
@@ -102,6 +109,55 @@ def at_lines(definition: Definition, kernel: Kernel, source: SourceInfo) -> list
         )
         for each, addr, read in zip(moved, found.addrs, reads, strict=True)
     ]
+
+
+class SourcePlacer:
+    """Finds what definitions mean in the source, where they need it.
+
+    Args:
+        kernel: that they are for.
+        open_source: as ``model.source.OpenSource``.
+    """
+
+    def __init__(self, kernel: Kernel, open_source: OpenSource) -> None:
+        self._kernel = kernel
+        self._open = open_source
+        # Looked for once, whatever comes of that: there may be thousands of names.
+        self._if_any = cache(self._find)
+
+    def at_lines(self, definition: Definition) -> list[Definition] | None:
+        """Return a definition at each place that it means; None of what needs no source.
+
+        Raises:
+            DefinitionError: there is no such line, function, or variable, or it cannot be read.
+            RefusedError: its module is not loaded.
+            TargetError: it names a line, and there is no debug information.
+            UsageError: likewise, or libdw is not there.
+        """
+        kernel = self._kernel
+        if definition.place.line is not None:
+            source: SourceInfo | None = self._open(kernel, module_of(definition, kernel))
+        else:
+            source = self._of_names(definition)
+        return None if source is None else at_lines(definition, kernel, source)
+
+    def _of_names(self, definition: Definition) -> SourceInfo | None:
+        # What knows of names that nothing else does, if there is anything.
+        module = module_of(definition, self._kernel)
+        if names_variables(definition):
+            return self._if_any(module)
+        if is_inlined(definition, self._kernel):
+            # Most such names are mistyped, which needs no library to be told.
+            with suppress(UsageError):
+                return self._if_any(module)
+        return None
+
+    def _find(self, module: str) -> SourceInfo | None:
+        # Without debug information the kernel's word counts: there is no such variable.
+        try:
+            return self._open(self._kernel, module)
+        except TargetError:
+            return None
 
 
 def places_in_source(definition: Definition, kernel: Kernel, source: SourceInfo) -> SourcePlaces:

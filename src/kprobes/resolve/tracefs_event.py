@@ -129,7 +129,9 @@ def _argument(
     if is_plain(arg) and _has_type(arg, version):
         return Word(text=written, span=arg.span, is_same=is_same)
     if any(isinstance(each, ComputedValue) for each in within(fetch.operand)):
-        hint = "addresses by & are made in guests: the kernel's language has no word for them"
+        hint = (
+            "what is computed, as by &, only guests have: the kernel's language has no word for it"
+        )
         column = arg.body.start
         raise rejection(Code.NOT_YET, command=definition.command, column=column, hint=hint)
     late = _too_late(fetch.operand, version)
