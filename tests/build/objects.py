@@ -4,6 +4,7 @@ They are kept as they are, so that who reads them needs no compiler; `python -m 
 makes them anew where all are installed, gcc for arm64 among them.
 """
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -43,6 +44,8 @@ COMMANDS: dict[str, str] = {
 WITH_LINES: dict[str, str] = {
     "lines-4.so": f"gcc -O2 -g -gdwarf-4 -fPIC {_LINKED}",
     "lines-5.so": f"gcc -O2 -g -gdwarf-5 -fPIC {_LINKED}",
+    "lines-split-4.so": f"gcc -O2 -g -gdwarf-4 -gsplit-dwarf -fPIC {_LINKED}",
+    "lines-split-5.so": f"gcc -O2 -g -gdwarf-5 -gsplit-dwarf -fPIC {_LINKED}",
     "lines-clang.so": f"clang-19 -O2 -g -fPIC {_LINKED}",
     "lines-arm64.so": (
         "aarch64-linux-gnu-gcc -O2 -g -fPIC -mbranch-protection=bti -fpatchable-function-entry=2 "
@@ -70,7 +73,8 @@ def make(name: str, folder: Path) -> Path:
     path = folder / name
     known = {SOURCE: COMMANDS, LINES: WITH_LINES, MODULE: MODULES, EXTERNS: WITH_EXTERNS}
     ((source, command),) = ((each, of[name]) for each, of in known.items() if name in of)
-    command = [*command.split(), source.name, "-o", str(path)]
+    # By a name of its own what is split off is found beside it, wherever that is.
+    command = [*command.split(), source.name, "-o", os.path.relpath(path, FOLDER)]
     subprocess.run(command, check=True, cwd=FOLDER)
     return path
 

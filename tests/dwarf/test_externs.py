@@ -31,12 +31,13 @@ def test_those_of_a_linked_file_are_where_its_symbols_are() -> None:
     found = {each.name: each for each in source.externs(address(LINKED, "sums"))}
 
     assert set(places) == {"total", "own", "words"}
-    assert set(found) == {*places, "nowhere"}
+    assert set(found) == {*places, "nowhere", "unused"}
     assert found["total"].location == Location(kind=LocationKind.STATIC, number=places["total"])
     assert found["words"].location == Location(kind=LocationKind.STATIC, number=places["words"])
     assert (found["words"].type, found["words"].is_array) == ("const char []", True)
     assert (found["total"].type, found["total"].why) == ("long int", "")
     assert found["nowhere"].location is None
+    assert found["unused"].why == "it is optimised out"
     assert found["nowhere"].why == "another file has it, and no symbol its name"
 
 
@@ -56,10 +57,10 @@ def test_what_is_asked_elsewhere_is_what_only_is_declared() -> None:
 
     source = DwarfSource(Dwarf(LINKED), "x86_64", elsewhere=elsewhere)
 
-    found = source.externs(address(LINKED, "sums"))
+    found = {each.name: each.location for each in source.externs(address(LINKED, "sums"))}
 
-    assert sorted(asked) == sorted(each.name for each in found)
-    assert {each.location for each in found} == {there}
+    assert {*asked, "unused"} == {*found}
+    assert {found[name] for name in asked} == {there}
     assert there.kind is LocationKind.PER_CPU
     assert Location.static(0x3000, range(0x2000, 0x3000)).kind is LocationKind.STATIC
 

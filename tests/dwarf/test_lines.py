@@ -12,7 +12,7 @@ from kprobes.formats.elf_functions import ElfFunctions
 from kprobes.model.source import is_same_file
 from tests.build.objects import FOLDER, LINES
 
-GCC = ["lines-4.so", "lines-5.so"]
+GCC = ["lines-4.so", "lines-5.so", "lines-split-4.so", "lines-split-5.so"]
 ALL = [*GCC, "lines-clang.so"]
 _TEXT = LINES.read_text().splitlines()
 _LOOKS = _TEXT.index("int looks(struct thing *thing, const char *text, unsigned short count)") + 1
@@ -107,3 +107,14 @@ def test_a_file_without_debug_information_is_refused() -> None:
     for name in ("gcc-linked.so", "entries.c"):
         with pytest.raises(FormatError, match="no debug information"):
             list(Dwarf(FOLDER / name).units())
+
+
+def test_of_what_was_split_off_and_is_gone_nothing_is_known(tmp_path: Path) -> None:
+    for name in ("lines-split-4.so", "lines-split-5.so"):
+        path = tmp_path / name
+        path.write_bytes((FOLDER / name).read_bytes().replace(b"-source.dwo", b"-nosuch.dwo"))
+        dwarf = Dwarf(path)
+
+        assert read_function(dwarf, address(FOLDER / name, "looks")) is None
+        assert list(dwarf.units())
+        dwarf.close()

@@ -95,6 +95,16 @@ def test_what_cannot_be_read_says_why_and_where_it_can(path: Path, source: Dwarf
     assert all(high < low for (_, high), (low, _) in pairwise(ranges))
 
 
+def test_variables_of_the_file_are_where_their_symbols_are(path: Path, source: DwarfSource) -> None:
+    data = path.read_bytes()
+    symbols = elf.global_data(lambda at, size: data[at : at + size])
+
+    found = {each.name: each.location for each in source.externs(address(path, "looks"))}
+
+    where = Location(kind=LocationKind.STATIC, number=symbols["counter"])
+    assert found["counter"] == where
+
+
 def test_constants_are_their_values(path: Path, source: DwarfSource) -> None:
     at = at_line(path, source, "for (int at = 0")["at"]
 

@@ -109,6 +109,7 @@ def test_what_a_module_has_of_others_is_the_kernels_and_the_rest_its_own(
         "total": Location(kind=LocationKind.STATIC, number=DATA),
         "words": Location(kind=LocationKind.STATIC, number=DATA + 8),
         "own": Location(kind=LocationKind.PER_CPU, number=PER_CPU),
+        "unused": None,
         # Not without knowing whether each CPU has one of its own.
         "nowhere": Location(kind=LocationKind.PER_CPU, number=0x3000) if has_areas else None,
     }

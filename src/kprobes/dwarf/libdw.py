@@ -38,7 +38,9 @@ from kprobes.formats.elf import global_data, section_addresses
 from kprobes.units import signed
 
 _LIBRARY = "libdw.so.1"
-_AT_FILE, _OP_ADDR, _OP_ADDRX = 0x3A, 0x03, 0xA1
+_AT_FILE, _OP_ADDR, _INDEXED = 0x3A, 0x03, (0xA1, 0xFB)
+_SKELETON = 4
+"""DW_UT_skeleton."""
 _READ = 0
 """DWARF_C_READ."""
 
@@ -137,6 +139,10 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "dwarf_formref_die": (c_void_p, (POINTER(_Attribute), _die)),
     "dwarf_formudata": (c_int, (POINTER(_Attribute), POINTER(c_uint64))),
     "dwarf_formsdata": (c_int, (POINTER(_Attribute), POINTER(c_uint64))),
+    "dwarf_cu_info": (
+        c_int,
+        (c_void_p, c_void_p, POINTER(c_ubyte), c_void_p, _die, c_void_p, c_void_p, c_void_p),
+    ),
     "dwarf_diecu": (c_void_p, (_die, _die, c_void_p, c_void_p)),
     "dwarf_decl_line": (c_int, (_die, POINTER(c_int))),
     "dwarf_decl_file": (c_char_p, (_die,)),
@@ -289,13 +295,28 @@ class Dwarf:
         """Return the compilation unit that has an address, or None."""
         die = Die()
         if self._lib.dwarf_addrdie(self._dwarf, addr, byref(die)):
-            return die
+            return self._whole(die)
         # clang makes no .debug_aranges.
-        return next((unit for unit in self.units() if self.has(unit, addr)), None)
+        units = (unit for unit in self._parts() if self.has(unit, addr))
+        return next(map(self._whole, units), None)
 
     def units(self) -> Iterator[Die]:
         """Return all compilation units."""
+        return map(self._whole, self._parts())
+
+    def _parts(self) -> Iterator[Die]:
         return (die for offset in self.unit_offsets() if (die := self.die(offset)) is not None)
+
+    def _whole(self, unit: Die) -> Die:
+        # The rest of it, where -gsplit-dwarf has left a skeleton, and that is still there.
+        kind, rest = c_ubyte(), Die()
+        self._lib.dwarf_cu_info(unit.cu, None, byref(kind), None, byref(rest), None, None, None)
+        if kind.value != _SKELETON or not rest.addr:
+            return unit
+        # libdw takes its files for read when it is asked for one, and aborts where they are not.
+        files, count = c_void_p(), c_size_t()
+        is_unread = self._lib.dwarf_getsrcfiles(byref(rest), byref(files), byref(count))
+        return unit if is_unread else rest
 
     def unit_offsets(self) -> list[int]:
         """Return where the entries of all compilation units are."""
@@ -349,6 +370,10 @@ class Dwarf:
         if found is None or not self._lib.dwarf_formref_die(byref(found), byref(target)):
             return None
         return target
+
+    def has_attribute(self, die: Die, attribute: int) -> bool:
+        """Whether an entry has an attribute."""
+        return self._attribute(die, attribute) is not None
 
     def number(self, die: Die, attribute: int, *, is_signed: bool = False) -> int | None:
         """Return an attribute that is a number, or None.
@@ -459,7 +484,7 @@ class Dwarf:
     def _read(self, attribute: _Attribute, ops: Any, count: int) -> list[Op]:
         found = _read_ops(ops, count)
         for number, op in enumerate(found):
-            if op.atom == _OP_ADDRX:
+            if op.atom in _INDEXED:
                 # A number of the table of addresses, as clang has it.
                 place, addr = _Attribute(), c_uint64()
                 raw = byref(ops[number])

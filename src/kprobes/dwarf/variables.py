@@ -23,7 +23,7 @@ _BLOCKS = (0x1D, 0x0B)
 _POINTER, _STRUCT, _UNION, _ARRAY, _ENUM, _BASE, _TYPEDEF = 0x0F, 0x13, 0x17, 0x01, 0x04, 0x24, 0x16
 _CONST, _VOLATILE, _RESTRICT, _SUBRANGE, _FUNCTION = 0x26, 0x35, 0x37, 0x21, 0x15
 _AT_LOCATION, _AT_SIZE, _AT_CONSTANT, _AT_BOUND, _AT_COUNT = 0x02, 0x0B, 0x1C, 0x2F, 0x37
-_AT_ENCODING, _AT_TYPE, _AT_CALL = 0x3E, 0x49, 0x59
+_AT_DECLARATION, _AT_ENCODING, _AT_TYPE, _AT_CALL = 0x3C, 0x3E, 0x49, 0x59
 _UNSIGNED, _SIGNED = (0x02, 0x07, 0x08), (0x05, 0x06)
 _SIGNED_CHAR, _UNSIGNED_CHAR = 0x06, 0x08
 _QUALIFIERS = {_CONST: "const", _VOLATILE: "volatile", _RESTRICT: "restrict"}
@@ -112,7 +112,7 @@ def read_externs(
             continue
         if name and (name not in found or found[name].location is None):
             variable = _variable(reader, name, die, is_meant=False)
-            if not any(dwarf.locations(die, _AT_LOCATION)):
+            if variable.location is None and dwarf.has_attribute(die, _AT_DECLARATION):
                 place = elsewhere(name)
                 variable = replace(variable, location=place, why="" if place else _UNFOUND)
             found[name] = variable
