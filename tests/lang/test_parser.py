@@ -220,3 +220,24 @@ def test_the_variable_of_a_walk_that_is_wrong_after_it_can_be_had(word: str, fou
 @pytest.mark.parametrize("text", ["", "p " + 4094 * "f", "p", "x f", "p3 f", "p f%foo", "-foo"])
 def test_nothing_stands_before_an_error_in_the_place(text: str) -> None:
     assert parse_prefix(text, registers=REGISTERS) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        (
+            "e:o syscalls.sys_enter_openat dfd=$dfd file=+0($filename):ustring task=$comm",
+            "p:o sys_openat dfd=dfd file=+0(filename):ustring task=$comm",
+        ),
+        ("e syscalls/sys_exit_read got=$ret:s64 $comm", "r sys_read got=$retval:s64 $comm"),
+        ("e:g/o syscalls.sys_enter_read n=$count if count > 4096", "p:g/o sys_read n=count"),
+    ],
+)
+def test_of_an_event_probe_it_is_said_what_serves(text: str, instead: str) -> None:
+    with pytest.raises(DefinitionError, match="is an event probe; such as: ") as caught:
+        read(text)
+
+    line = caught.value.hint.partition("such as: ")[2]
+    assert line.removesuffix(" --filter ...") == instead
+    assert line.endswith(" --filter ...") == (" if " in text)
+    read(instead)

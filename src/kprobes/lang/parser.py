@@ -178,7 +178,10 @@ def _read_tracepoint(word: Token, words: Sequence[Token]) -> Place:
     return place
 
 
-_OTHER_EVENTS = {"e": "an event probe", "s": "a synthetic event"}
+_EVENT = re.compile(r"(?P<group>\w+)[./](?P<event>\w+)", re.ASCII)
+_SYSTEM_CALL = re.compile(r"sys_(?P<when>enter|exit)_(?P<name>\w+)", re.ASCII)
+_FIELD = re.compile(r"\$(?!(?:comm|COMM|stack\d*|current)\b|common_|__)(\w+)", re.ASCII)
+_RESULT = re.compile(r"\$ret\b", re.ASCII)
 _TYPES = {
     "p": (EventType.KPROBE, Kind.ENTRY),
     "r": (EventType.KPROBE, Kind.RETURN),
@@ -376,7 +379,7 @@ def _context(registers: Collection[str], word: Token, start: _Start) -> ParseCon
 
 
 def _read_start(head: Token, words: Sequence[Token]) -> _Start:
-    type_, kind = _read_type(head)
+    type_, kind = _read_type(head, words)
     if not words:
         raise head.error(Code.NO_PLACE, len(head.text), hint=_SUCH_AS)
     maxactive = _read_maxactive(head, type_, kind)
@@ -392,14 +395,36 @@ def _read_start(head: Token, words: Sequence[Token]) -> _Start:
     return _Start(type=type_, kind=kind, place=place, maxactive=maxactive)
 
 
-def _read_type(head: Token) -> tuple[EventType, Kind]:
+def _read_type(head: Token, words: Sequence[Token]) -> tuple[EventType, Kind]:
     # Of p and r, all that stands between the letter and the colon is ignored, but for digits.
     letter = head.text[0]
-    if letter in _OTHER_EVENTS:
-        raise head.error(Code.NOT_KPROBE, hint=f"{letter}: is {_OTHER_EVENTS[letter]}")
+    if letter == "s":
+        raise head.error(Code.NOT_KPROBE, hint="s: is a synthetic event")
+    if letter == "e":
+        raise head.error(Code.NOT_KPROBE, hint=f"e: is an event probe{_instead(head, words)}")
     if letter not in _TYPES:
         raise head.error(Code.BAD_STATEMENT, hint=_SUCH_AS)
     return _TYPES[letter]
+
+
+def _instead(head: Token, words: Sequence[Token]) -> str:
+    # What serves instead: system calls have probes of their own, whose arguments have those names.
+    found = _EVENT.fullmatch(words[0].text) if words else None
+    if found is None:
+        return ""
+    label, event = head.text[1:], found["event"]
+    call = _SYSTEM_CALL.fullmatch(event) if found["group"] == "syscalls" else None
+    if call is None:
+        listed = f"kprobe list --tracepoints {event} -v"
+        return f"; the tracepoint's own arguments, which `{listed}` shows: t{label} {event} ..."
+    texts = [each.text for each in words[1:]]
+    args, rest = (texts[: texts.index("if")], " --filter ...") if "if" in texts else (texts, "")
+    if call["when"] == "exit":
+        letter, named = "r", (_RESULT.sub("$retval", each) for each in args)
+    else:
+        letter, named = "p", (_FIELD.sub(r"\1", each) for each in args)
+    line = [f"{letter}{label}", f"sys_{call['name']}", *named]
+    return f"; such as: {' '.join(line)}{rest}"
 
 
 def _read_maxactive(head: Token, type_: EventType, kind: Kind) -> int:
