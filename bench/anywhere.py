@@ -46,16 +46,16 @@ def _mount(rig: Rig) -> None:
 
 def _measured(rig: Rig, passes: int, isa: Isa, place: str) -> Mapping[str, float]:
     _mount(rig)
-    rig.define_native([f"p:native {_definition(isa, place)}"])
     return added(rig, list(_turns(rig, isa, place)), passes=passes)
 
 
 def _turns(rig: Rig, isa: Isa, place: str) -> Iterator[Turn]:
     turn = partial(Turn, program="poll")
+    definition = _definition(isa, place)
     for middle in isa.middles:
-        ours = partial(_ours, rig, _definition(isa, place), middle)
-        yield turn(name=f"{middle.strategy}, ours", arm=ours)
-        yield turn(name=f"{middle.strategy}, native", arm=partial(_native, rig, middle))
+        for whose, arm in ("ours", _ours), ("native", _native):
+            name = f"{middle.strategy}, {whose}"
+            yield turn(name=name, arm=partial(arm, rig, definition, middle))
 
 
 def _definition(isa: Isa, place: str) -> str:
@@ -70,19 +70,24 @@ def _ours(rig: Rig, definition: str, middle: Middle) -> Generator[None]:
 
 
 @contextmanager
-def _native(rig: Rig, middle: Middle) -> Generator[None]:
+def _native(rig: Rig, definition: str, middle: Middle) -> Generator[None]:
     if middle.is_optimised is not None:
         rig.shell(f"echo {int(middle.is_optimised)} > {_OPTIMISE}")
-    with rig.native("native"):
-        time.sleep(_SETTLE_S)
-        is_optimised = "[OPTIMIZED]" in rig.shell(f"cat {_LIST}")
-        if is_optimised is not bool(middle.is_optimised):
-            raise RuntimeError(f"the guest's kprobe is not as wanted: optimised {is_optimised}")
-        yield
+    rig.define_native([f"p:native {definition}"])
+    try:
+        with rig.native("native"):
+            time.sleep(_SETTLE_S)
+            is_optimised = "[OPTIMIZED]" in rig.shell(f"cat {_LIST}")
+            if is_optimised is not bool(middle.is_optimised):
+                raise RuntimeError(f"the guest's kprobe is not as wanted: optimised {is_optimised}")
+            yield
+    finally:
+        # Ours are refused where the kernel may optimise its own, as long as it has it.
+        rig.define_native(["-:native"])
 
 
 def _instruction(rig: Rig, isa: Isa) -> str:
-    """Return the first instruction that can be probed in all ways, defined natively."""
+    """Return the first instruction that can be probed in all ways."""
     places = places_of(rig.guest)
     function = rig.guest.kernel.symbols.named(POLLED)
     judge = Instructions(places.text, rig.guest.arch.patch)
@@ -99,12 +104,10 @@ def _instruction(rig: Rig, isa: Isa) -> str:
 
 
 def _is_theirs(rig: Rig, isa: Isa, place: str) -> bool:
-    rig.define_native([f"p:native {_definition(isa, place)}"])
     try:
-        with _native(rig, isa.middles[-1]):
+        with _native(rig, _definition(isa, place), isa.middles[-1]):
             return True
     except RuntimeError:
-        rig.define_native(["-:native"])
         return False
 
 
