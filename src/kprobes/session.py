@@ -510,7 +510,7 @@ class Session(FunctionAccess, Generic[_Driver_co, _Commands_co]):
 
         Raises:
             NotSupportedError: it is this machine's own kernel.
-            UsageError: nothing can be made or listened at there.
+            UsageError: nothing can be made or listened at there, or one can join already.
         """
         self._check_open()
         if self._make_gdbserver is None:

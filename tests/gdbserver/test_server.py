@@ -22,7 +22,9 @@ from tests.build.stub_client import abandoned, opened
 from tests.build.waiting import becomes_true
 
 IDLE = SimpleNamespace(
-    guest=SimpleNamespace(stub=SimpleNamespace(has_ended=False, turn=threading.RLock())),
+    guest=SimpleNamespace(
+        stub=SimpleNamespace(has_ended=False, turn=threading.RLock(), debugger=None)
+    ),
     is_early=True,
 )
 PLACE, LINK = 0x1000, 0xFFFF_FFFF_8100_0042
@@ -98,6 +100,7 @@ class Served:
 
     fake: FakeStub
     stub: Stub
+    driver: GuestDriver
     server: GdbServer
     view: View
     warned: list[str]
@@ -125,7 +128,7 @@ def served(directory: Path, fake: FakeStub | None = None, **driver: Any) -> Gene
             ExitStack() as joined,
             GdbServer(given, str(directory / "gdb.sock"), warned.append) as server,
         ):
-            yield Served(fake, stub, server, view, warned, joined)
+            yield Served(fake, stub, given, server, view, warned, joined)
         assert becomes_true(lambda: fake.is_running and not fake.breakpoints, _WAIT_S)
 
 
@@ -447,7 +450,7 @@ def test_a_socket_is_its_users_alone_and_replaces_that_of_a_server_that_was_kill
     with served(tmp_path) as it:
         assert path.stat().st_mode & 0o777 == 0o600
         with pytest.raises(UsageError, match="Address already in use"):
-            GdbServer(cast("GuestDriver", None), str(path), it.warned.append)
+            GdbServer(cast("GuestDriver", IDLE), str(path), it.warned.append)
 
 
 @pytest.mark.parametrize(
@@ -461,7 +464,15 @@ def test_a_socket_is_its_users_alone_and_replaces_that_of_a_server_that_was_kill
 )
 def test_what_cannot_be_listened_at_is_refused(listen: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        GdbServer(cast("GuestDriver", None), listen, lambda _: None)
+        GdbServer(cast("GuestDriver", IDLE), listen, lambda _: None)
+
+
+def test_a_guest_has_one_server(tmp_path: Path) -> None:
+    with served(tmp_path) as it:
+        with pytest.raises(UsageError, match="a debugger can join already"):
+            GdbServer(it.driver, str(tmp_path / "other.sock"), it.warned.append)
+        assert not (tmp_path / "other.sock").exists()
+        assert it.join().ask(b"?").startswith(b"T05")
 
 
 def test_a_guest_that_ends_sends_the_debugger_away(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from kprobes.errors import FormatError, KprobesError
+from kprobes.errors import FormatError, KprobesError, UsageError
 from kprobes.formats import rsp
 from kprobes.gdbserver.client import GdbClient, LeftError
 from kprobes.guest.driver import GuestDriver
@@ -51,9 +51,12 @@ class GdbServer:
             warn: is told what a debugger is refused, and why.
 
         Raises:
-            UsageError: another machine, or nothing can be made or listened at there.
+            UsageError: another machine, or nothing can be made or listened at there; or the guest
+                has a server already.
         """
         self._driver, self._warn = driver, warn
+        if self._stub.debugger is not None:
+            raise UsageError("a debugger can join already: close that server first")
         self._listener, self.address = listen_at(listen)
         self._sock: socket.socket | None = None
         self._client: GdbClient | None = None
