@@ -11,6 +11,7 @@ from kprobes.model.kernel import Kernel
 from kprobes.model.options import Tasks
 from kprobes.model.source import SourceInfo
 from tests.build.host_machine import machine_of, make_machine
+from tests.build.kernel import TEXT, make_kernel, symbol
 from tests.build.source_info import KERNEL, NAMES, FakeSource
 from tests.build.typed import types
 
@@ -47,6 +48,13 @@ def test_of_several_those_that_it_takes_no_probe_at_are_left_out() -> None:
     assert told("p vfs_read:11", machine) == ["vfs_write+8"]
     # Of one it says so itself.
     assert told("p vfs_read:6", machine) == ["vfs_read+16"]
+
+
+def test_where_several_functions_have_the_name_it_is_told_the_address() -> None:
+    twin = replace(KERNEL, symbols=make_kernel([*NAMES, symbol("vfs_write", TEXT + 0x400)]).symbols)
+    machine = machine_of(twin, (each.name for each in NAMES), open_source=opened)
+
+    assert told("p vfs_read:11", machine) == ["vfs_read+32", f"{TEXT + 0x48:#x}"]
 
 
 def test_variables_are_where_they_are_then() -> None:

@@ -22,7 +22,7 @@ from kprobes.model.kernel import Symbol, span_of
 from kprobes.model.options import Tasks
 from kprobes.model.resolved import KprobeEvent, Resolved
 from kprobes.model.trigger import Trigger
-from kprobes.resolve.place import find_function
+from kprobes.resolve.place import find_target
 from kprobes.resolve.resolve import check_alike, filter_fields, resolve
 from kprobes.resolve.source_place import SourcePlacer
 from kprobes.resolve.tracefs_event import to_kprobe_event
@@ -66,13 +66,8 @@ class HostPlaces:
         # Of several places those that the kernel takes no probe at are left out.
         if len(found) == 1:
             return found
-        functions = ((each, find_function(each, self._kernel)) for each in found)
-        is_unique = self._kernel.symbols.is_unique
-        taken = [
-            each
-            for each, function in functions
-            if self.is_probeable(function) and is_unique(function.name)
-        ]
+        targets = ((each, find_target(each, self._kernel, _entry_of)) for each in found)
+        taken = [each for each, target in targets if self.is_probeable(target.function)]
         return taken or found[:1]
 
     def resolve(self, definition: Definition, *, event_id: int) -> Resolved:
