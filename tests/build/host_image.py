@@ -22,15 +22,15 @@ from kprobes.transport.debian import Apt, Package, filled, open_apt, unpack
 MEMORY_MIB = 1024
 """What such a guest needs: its files are in its memory, while it boots twice."""
 
-TOOLS = {"trace-cmd": "trace-cmd", "perf": "linux-perf", "libdw": "libdw1"}
-"""Programs and libraries that a guest can carry, and Debian's packages of them."""
+TOOLS = {"trace-cmd": "trace-cmd", "perf": "linux-perf"}
+"""Programs that a guest can carry, and Debian's packages of them."""
 
 PYTHON = "python3.11"
 _SUITE = "bookworm"
-_RECIPE = 5
+_RECIPE = 6
 """Goes up with what follows, so that an image of an older recipe is not taken."""
 
-_PACKAGES = (f"{PYTHON}-minimal", f"lib{PYTHON}-stdlib", "libstdc++6")
+_PACKAGES = (f"{PYTHON}-minimal", f"lib{PYTHON}-stdlib", "libstdc++6", "libdw1")
 _WHEELS = ("numpy>=2.0,<2.3", "iced-x86>=1.21", "msgspec>=0.20", "rich>=13.7", "zstandard>=0.22")
 # Newer wheels of NumPy refuse a CPU without cmpxchg16b, which our emulated guests lack.
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")

@@ -23,7 +23,7 @@ _EVENT = re.compile(r": (\w+): \(dummy_xmit\+\S+ \[dummy\]\) (.*)")
 
 def test_a_modules_lines_and_variables_are_probed(boot_host: Boot) -> None:
     files = {"/dummy.ko": dummy("bookworm", "amd64"), "/debug/dummy.ko": debug_module()}
-    guest = boot_host("bookworm", "libdw", files=files)
+    guest = boot_host("bookworm", files=files)
     run(guest, LOAD)
 
     shown = _EVENT.findall(run(guest, _TRACE))
