@@ -79,7 +79,8 @@ def test_all_is_moved_with_a_symbol() -> None:
     start = address(LINKED, "sums")
 
     source.move("total", symbols(LINKED)["total"] + _SLIDE)
-    source.move("nosuch", 7)
+    with pytest.raises(FormatError, match="no symbol nosuch says where"):
+        source.move("nosuch", 7)
 
     function = source.function(start + _SLIDE)
     assert function is not None

@@ -4,12 +4,15 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from kprobes.errors import TargetError
 from kprobes.host import machine as host_machine
-from kprobes.host.machine import SysfsModules, open_machine
+from kprobes.host.machine import SysfsModules, check_build, open_machine
 from kprobes.transport.tracefs import open_tracefs
+from tests.build.kernel import make_kernel
 from tests.build.loaded_module import BUILD_ID, NOTE, loaded
+from tests.build.objects import FOLDER
 
 
 def test_this_machine_is_read_as_uname_and_its_files_say() -> None:
@@ -55,3 +58,13 @@ def test_modules_are_told_of_by_sysfs(tmp_path: Path, monkeypatch: pytest.Monkey
 
     assert told.build_ids(module) == {BUILD_ID}
     assert told.sections(module) == {".data": 0xFFFF_FFFF_C020_0000}
+
+
+def test_a_file_of_another_build_is_refused() -> None:
+    kernel = make_kernel([], release="6.1.0")
+    check_build(replace(kernel, build_id=BUILD_ID), FOLDER / "module.ko")
+
+    with pytest.raises(TargetError, match=r"module\.ko is not this machine's kernel: its build id"):
+        check_build(replace(kernel, build_id=bytes(20)), FOLDER / "module.ko")
+    with pytest.raises(TargetError, match=r"its build id is unknown, .* 6\.1\.0 is unknown"):
+        check_build(replace(kernel, build_id=b""), FOLDER / "module.c")

@@ -120,11 +120,12 @@ class DwarfSource:
         """Have everything where it is if a symbol of the file is at an address.
 
         Raises:
-            FormatError: the file's symbols are damaged.
+            FormatError: the file has no such symbol, or they are damaged.
         """
         linked = self._data().get(name)
-        if linked is not None:
-            self._slide = addr - linked
+        if linked is None:
+            raise FormatError(f"{self.file}: no symbol {name} says where it was moved to")
+        self._slide = addr - linked
 
     def _in_symbols(self, name: str) -> Location | None:
         addr = self._data().get(name)

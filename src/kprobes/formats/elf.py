@@ -298,10 +298,10 @@ ET_REL = 1
 PER_CPU_SECTION = ".data..percpu"
 """Where a kernel, or a module, has what each CPU has."""
 _ALLOCATED = 2
+"""SHF_ALLOC."""
 _UNDEFINED, _ABSOLUTE = 0, 0xFFF1
 _GLOBAL_DATA = (0x10, 0x11, 0x20, 0x21)
 """Global and weak symbols of no type, or of an object's."""
-"""SHF_ALLOC."""
 
 
 class Section(Struct, frozen=True, kw_only=True):
