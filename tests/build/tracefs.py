@@ -28,7 +28,7 @@ class FakeTracefs(Tracefs):
     """Probe events and instances in memory.
 
     Attributes:
-        lines: of ``kprobe_events``.
+        lines: of ``dynamic_events``; in ``kprobe_events`` are those that are no tracepoint's.
         instances: by name.
         refused: words of lines that the kernel refuses, to its text and where the caret stands.
         failing: names of files that cannot be written, to the errno.
@@ -50,9 +50,11 @@ class FakeTracefs(Tracefs):
     def read(self, name: str) -> str:
         match name:
             case "kprobe_events":
+                return "".join(f"{line}\n" for line in self._probes())
+            case "dynamic_events":
                 return "".join(f"{line}\n" for line in self.lines)
             case "kprobe_profile":
-                return "".join(self._profile(line) for line in self.lines)
+                return "".join(self._profile(line) for line in self._probes())
             case "error_log":
                 return self.log
             case _:
@@ -67,8 +69,10 @@ class FakeTracefs(Tracefs):
         for word, number in self.failing.items():
             if word in name:
                 raise TracefsError(name, number, verb="write")
-        if name == "kprobe_events":
-            self._define(text.rstrip("\n"))
+        if name in ("kprobe_events", "dynamic_events"):
+            line = text.rstrip("\n")
+            assert name == "dynamic_events" or not self._is_tracepoint(line)
+            self._define(line)
         else:
             instance, own = self._instance(name), name.split("/", 2)[2]
             instance.files[own] = self._written(name, text)
@@ -95,7 +99,7 @@ class FakeTracefs(Tracefs):
         if name.startswith("instances/"):
             parts = name.split("/", 2)
             return parts[1] in self.instances
-        return name in ("kprobe_events", "instances")
+        return name in ("kprobe_events", "dynamic_events", "instances")
 
     def names(self, directory: str) -> list[str]:
         assert directory == "instances"
@@ -130,6 +134,14 @@ class FakeTracefs(Tracefs):
                 self.log += _LOG.format(text=text, line=line, caret=" " * (11 + column))
                 raise TracefsError("kprobe_events", errno.EINVAL, verb="write")
         self.lines.append(line)
+
+    def _probes(self) -> list[str]:
+        return [line for line in self.lines if not line.startswith("t")]
+
+    def _is_tracepoint(self, line: str) -> bool:
+        # The other file knows of no such event, nor how to take one away.
+        names = [each.split()[0].partition(":")[2] for each in self.lines if each.startswith("t")]
+        return line.startswith("t") or line.removeprefix("-:") in names
 
     def _profile(self, line: str) -> str:
         name = line.split(maxsplit=1)[0].rpartition("/")[2]

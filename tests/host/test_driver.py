@@ -80,6 +80,29 @@ def test_events_are_defined_filtered_and_enabled_in_an_instance_of_our_own(
     assert is_clean(tracefs)
 
 
+def test_events_at_tracepoints_are_defined_and_deleted_where_the_kernel_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    tracefs = FakeTracefs()
+    machine = make_machine(tracefs, release="7.2.13-amd64")
+    driver = HostDriver(machine, HostOptions(), open_fake, read_fake)
+    probed, traced = map(read, ("p:a vfs_read", "t:b opened file"))
+    begin(driver, probed, traced)
+
+    assert [line.partition("/")[2] for line in tracefs.lines] == [
+        "a vfs_read",
+        "b opened file=$arg1",
+    ]
+    (number,) = driver.event_ids(traced)
+    assert isinstance(driver.reader, FakeReader)
+    driver.reader.recorded = {number: 5}
+    # The kernel's profile has none of them.
+    assert driver.loads().hits[number] == 5
+    driver.close()
+    assert tracefs.lines == []
+
+
 def test_a_followed_command_is_named_before_anything_is_enabled(tracefs: FakeTracefs) -> None:
     machine = make_machine(tracefs)
     driver = HostDriver(machine, HostOptions(), open_fake, read_fake)

@@ -35,6 +35,14 @@ def test_instance_and_events_of_a_dead_process_go(tracefs: FakeTracefs) -> None:
     assert list(noted()) == []
 
 
+def test_events_at_tracepoints_go_too(tracefs: FakeTracefs) -> None:
+    theirs = "t:tracepoints/theirs sched_switch"
+    tracefs.lines += [theirs, f"t:{DEAD.group}/c sched_switch"]
+
+    assert [removed.count for removed in remove_leftovers(tracefs)] == [3]
+    assert tracefs.lines == [*OTHERS, theirs]
+
+
 def test_names_alone_are_enough(tracefs: FakeTracefs) -> None:
     del tracefs.instances[DEAD.label]
 

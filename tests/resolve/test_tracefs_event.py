@@ -170,8 +170,25 @@ def test_events_of_functions_are_written_as_kprobe_events(text: str, line: str) 
     assert to_kprobe_event(resolved(text), OLD, X86_64).line("g", "e").startswith(line)
 
 
-def test_tracepoints_are_of_guests() -> None:
-    with pytest.raises(DefinitionError) as caught:
-        to_kprobe_event(resolved("t opened"), NEW, X86_64)
+@pytest.mark.parametrize(
+    ("written", "declaration"),
+    [
+        ("file flags", "file=$arg1 flags=$arg2:u32"),
+        ("a=$arg2:x8 task=$comm", "a=$arg2:x8 task=$comm"),
+        ("mode=file->f_mode", "mode=+0($arg1):u32"),
+        ("name=file->f_path.dentry->d_name.name:string", "name=+0(+40(+24($arg1))):string"),
+    ],
+)
+def test_what_a_tracepoint_gives_has_a_number(written: str, declaration: str) -> None:
+    event = to_kprobe_event(resolved(f"t opened {written}"), NEW, X86_64)
 
-    assert (caught.value.code, caught.value.column) == ("NOT_YET", 0)
+    assert event.line("g", "e") == f"t:g/e opened {declaration}"
+
+
+def test_tracepoints_are_told_to_later_releases_only() -> None:
+    with pytest.raises(
+        DefinitionError, match=r"Linux 6\.5 has them, this kernel is 6\.4"
+    ) as caught:
+        to_kprobe_event(resolved("t opened"), (6, 4), X86_64)
+
+    assert (caught.value.code, caught.value.column) == ("NOT_IN_RELEASE", 0)

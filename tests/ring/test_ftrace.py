@@ -14,6 +14,7 @@ from kprobes.model.resolved import Storage
 from kprobes.ring.ftrace import Contexts, HostDecoded, HostShapes, Naming, decode_pages
 from kprobes.ring.ftrace_shapes import EventShape, naming_shape
 from kprobes.sinks.names import flags
+from kprobes.units import Addr
 from tests.build.ftrace_page import PAGE, Record, page, pages
 from tests.build.host_event import (
     CALLER,
@@ -109,16 +110,36 @@ def test_events_of_a_mix_keep_the_order_of_the_ring() -> None:
     assert names == ["open", "opened", "opened", "open"]
 
 
-def test_an_address_that_nobody_told_of_has_a_layout_of_its_own() -> None:
-    found = decoded(opening(1, b"a", ip=OPEN_IP + 4), opening(2, b"b"), opening(3, b"c", ip=8))
+@pytest.mark.parametrize("at", [0, 4])
+def test_where_a_probe_is_its_first_record_says_and_another_address_is_another_event(
+    at: int,
+) -> None:
+    (known,) = OPEN.layouts
+    first, after = OPEN_IP + at, OPEN_IP + 8
 
-    shown_at = {batch.layout.where: batch.values[0].tolist() for batch in found.batches}
-    assert shown_at == {
-        "open_at+0x0/0x10": [2],
-        f"at_{OPEN_IP + 4:x}+0x4/0x20": [1],
-        "at_8+0x4/0x20": [3],
-    }
-    assert len({batch.layout.event_id for batch in found.batches}) == 3
+    found = decoded(*(opening(n, b"a", ip=ip) for n, ip in ((1, first), (2, first), (3, after))))
+
+    by_id = {batch.layout.event_id: batch for batch in found.batches}
+    other = by_id.pop(100)
+    (own,) = by_id.values()
+    assert own.layout.event_id == known.event_id
+    assert own.layout.where == (f"at_{first:x}+0x4/0x20" if at else "open_at+0x0/0x10")
+    assert own.values[0].tolist() == [1, 2]
+    assert (other.layout.where, other.layout.function) == (
+        f"at_{after:x}+0x4/0x20",
+        f"at_{after:x}",
+    )
+    assert other.values[0].tolist() == [3]
+
+
+def test_records_of_others_have_a_layout_for_each_address() -> None:
+    (known,) = OPEN.layouts
+    theirs = replace(OPEN, layouts=(replace(known, ip=Addr(0)),))
+    data = pages(page(100, [Record(10, opening(n, b"a", ip=8 + n)) for n in range(2)]))
+
+    found = decode_pages(one_page(data, cpu=0), shapes_of(theirs))
+
+    assert {batch.layout.event_id for batch in found.batches} == {100, 101}
     assert {batch.layout.function for batch in found.batches if batch.layout.ip == 8} == {"at_8"}
 
 

@@ -84,12 +84,14 @@ def _probeable(args: argparse.Namespace) -> "list[Function]":
 
     is_typed = args.verbose or args.format == "json"
     if is_host(args):
-        if args.tracepoints:
-            raise UsageError("tracepoints are probed in guests: --target must name one")
         from kprobes.cli.target import this_machine
         from kprobes.host.check import probeable_here
+        from kprobes.inspect.status import tracepoints
 
-        return probeable_here(this_machine(args), pattern=args.pattern, is_typed=is_typed)
+        machine = this_machine(args)
+        if args.tracepoints:
+            return tracepoints(machine.kernel, pattern=args.pattern)
+        return probeable_here(machine, pattern=args.pattern, is_typed=is_typed)
     from kprobes.cli.target import guest_of
     from kprobes.inspect.status import probeable, tracepoints
 

@@ -13,7 +13,7 @@ from kprobes.host.prepare import HostPlaces
 from kprobes.inspect.check import Checker, Placed, Terms, probes_of
 from kprobes.inspect.source import SourceKernel
 from kprobes.inspect.status import Function
-from kprobes.model.definition import Definition
+from kprobes.model.definition import Definition, EventType
 from kprobes.model.resolved import Resolved
 from kprobes.resolve.tracefs_event import to_kprobe_event
 
@@ -46,7 +46,8 @@ class _BySpelling:
     def _place(self, probe: Resolved) -> Placed:
         machine = self._machine
         symbol = machine.kernel.symbols.at(probe.function)
-        if symbol is not None and not self._places.is_probeable(symbol):
+        is_function = probe.definition.type is not EventType.TRACEPOINT
+        if is_function and symbol is not None and not self._places.is_probeable(symbol):
             raise RefusedError(
                 f"{symbol.name}: the kernel takes probe events only in functions that its "
                 "function tracer knows (available_filter_functions)"

@@ -532,8 +532,11 @@ class HostDriver:
         with self._changing:
             hits = np.zeros(max(self._defined, default=-1) + 1, np.uint64)
             profile = self._files.profile() if self._is_on else {}
+            recorded: Mapping[int, int] = self.reader.recorded if self.reader else {}
             for number, each in self._defined.items():
-                hits[number] = profile.get(each.name, (0, 0))[0]
+                # The kernel counts no hits at tracepoints.
+                known = recorded.get(number, 0) if each.is_tracepoint else 0
+                hits[number] = profile.get(each.name, (known, 0))[0]
         return Loads(hits=hits)
 
     def _count(self, reader: HostReader) -> Counts:

@@ -97,6 +97,9 @@ def trigger_refusal(error: TracefsError, declaration: KprobeEvent, line: str) ->
 
 PROBES = "kprobe_events"
 """Where probes are defined and listed."""
+_ANY = "dynamic_events"
+"""Likewise, and what is at tracepoints."""
+_TRACEPOINT = "t"
 _PROFILE = "kprobe_profile"
 _LOG = "error_log"
 _ATTEMPTS = 5
@@ -142,7 +145,7 @@ class HostFiles:
         """
         line = probe.declaration.line(self._owner.group, probe.name)
         try:
-            self._tracefs.write(PROBES, f"{line}\n")
+            self._tracefs.write(_ANY if probe.is_tracepoint else PROBES, f"{line}\n")
         except TracefsError as error:
             raise refusal(error, probe.declaration, line, self._read_log()) from error
 
@@ -224,7 +227,7 @@ class HostFiles:
 
     def delete(self, probe: HostProbe) -> None:
         """Take an event away that is not recorded."""
-        self._delete(self._owner.group, probe.name)
+        self._delete(self._owner.group, probe.name, is_tracepoint=probe.is_tracepoint)
 
     def disable(self, *, has_events: bool = True) -> None:
         """Record nothing more; a group without events has no file."""
@@ -234,6 +237,8 @@ class HostFiles:
 
     def profile(self) -> dict[str, tuple[int, int]]:
         """Return how many hits the kernel has counted, and missed, of our events, by their names.
+
+        Those at tracepoints it does not count.
 
         Raises:
             TracefsError: others change their probes again and again while we look.
@@ -254,11 +259,7 @@ class HostFiles:
 
     def lines(self) -> list[str]:
         """Return what the kernel lists of our events."""
-        return [
-            line
-            for line in _lines(self._tracefs.read(PROBES))
-            if _name(line)[0] == self._owner.group
-        ]
+        return [line for line in _listed(self._tracefs) if _name(line)[0] == self._owner.group]
 
     def remove(self) -> None:
         """Take away everything of ours that is there.
@@ -271,11 +272,11 @@ class HostFiles:
             self._tracefs.remove(self.instance)
         for line in self.lines():
             group, name = _name(line)
-            self._delete(group, name)
+            self._delete(group, name, is_tracepoint=line.startswith(_TRACEPOINT))
 
-    def _delete(self, group: str, name: str) -> None:
+    def _delete(self, group: str, name: str, *, is_tracepoint: bool) -> None:
         try:
-            self._tracefs.write(PROBES, f"-:{group}/{name}\n")
+            self._tracefs.write(_ANY if is_tracepoint else PROBES, f"-:{group}/{name}\n")
         except TracefsError as error:
             # Somebody was quicker.
             if error.number != errno.ENOENT:
@@ -297,12 +298,20 @@ class HostFiles:
 def owners(tracefs: Tracefs) -> Iterator[Owner]:
     """Yield whose instances and events of kprobe are there, each once."""
     found: dict[Owner, None] = {}
-    groups = (_name(line)[0] for line in _lines(tracefs.read(PROBES)))
+    groups = (_name(line)[0] for line in _listed(tracefs))
     for name in (*tracefs.names("instances"), *groups):
         owner = owner_of(name)
         if owner is not None:
             found[owner] = None
     yield from found
+
+
+def _listed(tracefs: Tracefs) -> list[str]:
+    # What the kernel has of ours and of others: probes, and events at tracepoints.
+    found = _lines(tracefs.read(PROBES))
+    if tracefs.has(_ANY):
+        found += [line for line in _lines(tracefs.read(_ANY)) if line.startswith(_TRACEPOINT)]
+    return found
 
 
 def _lines(text: str) -> list[str]:

@@ -17,7 +17,7 @@ from kprobes.host.machine import HostMachine
 from kprobes.lang.filter import parse_filter
 from kprobes.lang.filter_value import Known
 from kprobes.lang.listing import at_function
-from kprobes.model.definition import Definition
+from kprobes.model.definition import Definition, EventType
 from kprobes.model.kernel import Symbol, span_of
 from kprobes.model.options import Tasks
 from kprobes.model.resolved import KprobeEvent, Resolved
@@ -51,10 +51,11 @@ class HostPlaces:
         pattern, module = definition.function, definition.place.module
         symbols = self._kernel.symbols
         found = [s for s in symbols.glob(pattern) if s.is_text and s.module == (module or s.module)]
+        # A tracepoint's own function is not what is probed.
+        is_tracepoint = definition.type is EventType.TRACEPOINT
+        taken = [s for s in found if is_tracepoint or self.is_probeable(s)]
         # A name of two functions cannot be probed by name; two names of one function are one.
-        unique = {
-            s.addr: s.name for s in found if self.is_probeable(s) and symbols.is_unique(s.name)
-        }
+        unique = {s.addr: s.name for s in taken if symbols.is_unique(s.name)}
         if not unique:
             raise RefusedError(
                 f"no function that can be probed matches {pattern!r}: {len(found)} match, but the "
@@ -121,6 +122,11 @@ class HostProbe(Struct, frozen=True, kw_only=True):
     def resolved(self) -> Resolved:
         """What it is."""
         return self.declaration.probe
+
+    @property
+    def is_tracepoint(self) -> bool:
+        """Whether it is at a tracepoint, and no probe to the kernel."""
+        return self.resolved.definition.type is EventType.TRACEPOINT
 
     @property
     def soft_enable(self) -> int:

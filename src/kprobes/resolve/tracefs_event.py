@@ -6,6 +6,7 @@ and types. So what is recorded is what the types that we read say, on every rele
 kernel's own reading of such words differs between releases, and in bit-fields.
 """
 
+from collections.abc import Callable
 from typing import assert_never
 
 from msgspec.structs import replace
@@ -72,6 +73,7 @@ _PLAIN = (
 _CHAR_SINCE: Version = (6, 3)
 _ENTRY_VALUES_SINCE: Version = (6, 9)
 _TASKS_SINCE: Version = (7, 3)
+_TRACEPOINTS_SINCE: Version = (6, 5)
 _DEFAULT = "x64"
 
 
@@ -89,9 +91,9 @@ def to_kprobe_event(probe: Resolved, version: Version, arch: Arch) -> KprobeEven
     definition = probe.definition
     for fetch in probe.fetches[len(definition.args) :]:
         raise _only_in_guests(definition, fetch.field.name, 0)
-    if definition.type is EventType.TRACEPOINT:
-        hint = "tracepoints are probed in guests"
-        raise rejection(Code.NOT_YET, command=definition.command, column=0, hint=hint)
+    is_tracepoint = definition.type is EventType.TRACEPOINT
+    if is_tracepoint and version < _TRACEPOINTS_SINCE:
+        raise _unknown(definition, 0, ("tracepoints by t", _TRACEPOINTS_SINCE), version)
     number = definition.maxactive if definition.kind is Kind.RETURN else 0
     words = (
         _argument(definition, arg, fetch, version, arch)
@@ -99,7 +101,7 @@ def to_kprobe_event(probe: Resolved, version: Version, arch: Arch) -> KprobeEven
     )
     return KprobeEvent(
         probe=probe,
-        head=f"{definition.kind.value}{number or ''}",
+        head="t" if is_tracepoint else f"{definition.kind.value}{number or ''}",
         words=(_place(definition, probe.layout.function), *words),
     )
 
@@ -136,11 +138,12 @@ def _argument(
         raise rejection(Code.NOT_YET, command=definition.command, column=column, hint=hint)
     late = _too_late(fetch.operand, version)
     if late is not None:
-        raise _unknown(definition, arg, late, version)
+        raise _unknown(definition, arg.body.start, late, version)
     if _is_of_task(fetch.operand):
         suffix = "" if arg.type else _suffix(fetch, version)
         return Word(text=f"{written}{suffix}", span=arg.span, is_same=is_same)
-    text = f"{arg.name}={_operand(_shown(fetch), arch)}{_suffix(fetch, version)}"
+    spell = _spell_argument if definition.type is EventType.TRACEPOINT else _spell_register
+    text = f"{arg.name}={_operand(_shown(fetch), arch, spell)}{_suffix(fetch, version)}"
     return Word(text=text, span=arg.span, is_same=False)
 
 
@@ -183,10 +186,24 @@ def _shown(fetch: FieldFetch) -> Operand:
     return operand
 
 
-def _operand(operand: Operand, arch: Arch) -> str:
+Spell = Callable[[Arch, str], str]
+"""Returns the word for what is in a register."""
+
+
+def _spell_register(arch: Arch, name: str) -> str:
+    del arch
+    return f"%{name}"
+
+
+def _spell_argument(arch: Arch, name: str) -> str:
+    # The first is what whoever listens to a tracepoint has given, and hidden.
+    return f"$arg{arch.arguments.index(name)}"
+
+
+def _operand(operand: Operand, arch: Arch, spell: Spell) -> str:
     match operand:
         case RegisterValue(name=name):
-            return f"%{name}"
+            return spell(arch, name)
         case StackValue(slot=slot):
             return f"$stack{slot}"
         case ReturnedValue():
@@ -194,7 +211,7 @@ def _operand(operand: Operand, arch: Arch) -> str:
         case EntryValue(base=base):
             return f"$arg{number_of(arch, base)}"
         case Load():
-            return _load(operand, arch)
+            return _load(operand, arch, spell)
         case _:
             return _leaf(operand)
 
@@ -209,12 +226,12 @@ def _leaf(operand: Operand) -> str:
             raise TypeError(f"{operand} is kept as it was written, or refused")
 
 
-def _load(load: Load, arch: Arch) -> str:
+def _load(load: Load, arch: Arch, spell: Spell) -> str:
     if isinstance(load.base, Constant) and not load.is_user:
         return f"@{load.base.value + load.offset & U64:#x}"
     user = "u" if load.is_user else ""
     sign = "-" if load.offset < 0 else "+"
-    return f"{sign}{user}{abs(load.offset)}({_operand(load.base, arch)})"
+    return f"{sign}{user}{abs(load.offset)}({_operand(load.base, arch, spell)})"
 
 
 def _suffix(fetch: FieldFetch, version: Version) -> str:
@@ -245,16 +262,14 @@ def _number_type(fetch: FieldFetch, version: Version) -> str:
 
 
 def _unknown(
-    definition: Definition, arg: FetchArg, late: tuple[str, Version], version: Version
+    definition: Definition, column: int, late: tuple[str, Version], version: Version
 ) -> DefinitionError:
     what, since = late
     hint = (
         f"{what}: Linux {since[0]}.{since[1]} has them, this kernel is {version[0]}.{version[1]}; "
         "a guest of any release can be asked"
     )
-    return rejection(
-        Code.NOT_IN_RELEASE, command=definition.command, column=arg.body.start, hint=hint
-    )
+    return rejection(Code.NOT_IN_RELEASE, command=definition.command, column=column, hint=hint)
 
 
 def _only_in_guests(definition: Definition, name: str, column: int) -> DefinitionError:

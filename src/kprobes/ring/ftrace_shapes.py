@@ -44,6 +44,8 @@ class EventShape:
         self.dtype = _dtype(form, own, pairs)
         self._layouts = {shown.ip: self._as_shown(shown) for shown in event.layouts}
         self._first = self._as_shown(layout)
+        # One probe of ours, until a record says where it is.
+        self._is_unseen = layout.ip != 0 and len(event.layouts) == 1
 
     @property
     def is_return(self) -> bool:
@@ -51,19 +53,26 @@ class EventShape:
         return self._caller is not None
 
     def layout(self, ip: int) -> RecordLayout:
-        """Return how records of one address are shown; the same one each time."""
+        """Return how records of one address are shown; the same one each time.
+
+        The kernel may have put a probe of ours after an endbr64, and one at a tracepoint is in a
+        function of its own: the first record says where, and is the event that we know.
+        """
         found = self._layouts.get(Addr(ip))
         if found is None:
+            if self._is_unseen:
+                self._layouts.clear()
             where = self._place(ip)
             function = where.partition("+")[0]
             found = replace(
                 self._first,
-                event_id=self._fresh_id(),
+                event_id=self._first.event_id if self._is_unseen else self._fresh_id(),
                 ip=Addr(ip),
                 where=where,
                 function=function,
             )
             self._layouts[Addr(ip)] = found
+        self._is_unseen = False
         return found
 
     def _as_shown(self, layout: RecordLayout) -> RecordLayout:
