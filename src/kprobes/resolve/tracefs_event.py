@@ -142,8 +142,8 @@ def _argument(
     if _is_of_task(fetch.operand):
         suffix = "" if arg.type else _suffix(fetch, version)
         return Word(text=f"{written}{suffix}", span=arg.span, is_same=is_same)
-    spell = _spell_argument if definition.type is EventType.TRACEPOINT else _spell_register
-    text = f"{arg.name}={_operand(_shown(fetch), arch, spell)}{_suffix(fetch, version)}"
+    word_of = _argument_word if definition.type is EventType.TRACEPOINT else _register_word
+    text = f"{arg.name}={_operand(_shown(fetch), arch, word_of)}{_suffix(fetch, version)}"
     return Word(text=text, span=arg.span, is_same=False)
 
 
@@ -186,24 +186,24 @@ def _shown(fetch: FieldFetch) -> Operand:
     return operand
 
 
-Spell = Callable[[Arch, str], str]
+WordOf = Callable[[Arch, str], str]
 """Returns the word for what is in a register."""
 
 
-def _spell_register(arch: Arch, name: str) -> str:
+def _register_word(arch: Arch, name: str) -> str:
     del arch
     return f"%{name}"
 
 
-def _spell_argument(arch: Arch, name: str) -> str:
+def _argument_word(arch: Arch, name: str) -> str:
     # The first is what whoever listens to a tracepoint has given, and hidden.
     return f"$arg{arch.arguments.index(name)}"
 
 
-def _operand(operand: Operand, arch: Arch, spell: Spell) -> str:
+def _operand(operand: Operand, arch: Arch, word_of: WordOf) -> str:
     match operand:
         case RegisterValue(name=name):
-            return spell(arch, name)
+            return word_of(arch, name)
         case StackValue(slot=slot):
             return f"$stack{slot}"
         case ReturnedValue():
@@ -211,7 +211,7 @@ def _operand(operand: Operand, arch: Arch, spell: Spell) -> str:
         case EntryValue(base=base):
             return f"$arg{number_of(arch, base)}"
         case Load():
-            return _load(operand, arch, spell)
+            return _load(operand, arch, word_of)
         case _:
             return _leaf(operand)
 
@@ -226,12 +226,12 @@ def _leaf(operand: Operand) -> str:
             raise TypeError(f"{operand} is kept as it was written, or refused")
 
 
-def _load(load: Load, arch: Arch, spell: Spell) -> str:
+def _load(load: Load, arch: Arch, word_of: WordOf) -> str:
     if isinstance(load.base, Constant) and not load.is_user:
         return f"@{load.base.value + load.offset & U64:#x}"
     user = "u" if load.is_user else ""
     sign = "-" if load.offset < 0 else "+"
-    return f"{sign}{user}{abs(load.offset)}({_operand(load.base, arch, spell)})"
+    return f"{sign}{user}{abs(load.offset)}({_operand(load.base, arch, word_of)})"
 
 
 def _suffix(fetch: FieldFetch, version: Version) -> str:
