@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from kprobes.errors import TargetError
 from kprobes.host import machine as host_machine
-from kprobes.host.machine import SysfsModules, check_build, open_machine
+from kprobes.host.machine import SysfsModules, open_machine
+from kprobes.image.file import check_own_build
 from kprobes.transport.tracefs import open_tracefs
 from tests.build.kernel import make_kernel
 from tests.build.loaded_module import BUILD_ID, NOTE, loaded
@@ -62,9 +63,9 @@ def test_modules_are_told_of_by_sysfs(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_file_of_another_build_is_refused() -> None:
     kernel = make_kernel([], release="6.1.0")
-    check_build(replace(kernel, build_id=BUILD_ID), FOLDER / "module.ko")
+    check_own_build(replace(kernel, build_id=BUILD_ID), FOLDER / "module.ko")
 
     with pytest.raises(TargetError, match=r"module\.ko is not this machine's kernel: its build id"):
-        check_build(replace(kernel, build_id=bytes(20)), FOLDER / "module.ko")
+        check_own_build(replace(kernel, build_id=bytes(20)), FOLDER / "module.ko")
     with pytest.raises(TargetError, match=r"its build id is unknown, .* 6\.1\.0 is unknown"):
-        check_build(replace(kernel, build_id=b""), FOLDER / "module.c")
+        check_own_build(replace(kernel, build_id=b""), FOLDER / "module.c")

@@ -15,8 +15,8 @@ library that could takes 50, of a guest's first armed probe.
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, cast
 
 from msgspec import Struct
 
@@ -179,8 +179,7 @@ def loaded_sections(read: Callable[[int, int], bytes]) -> list[LoadedSection]:
             return []
         headers, strings = _section_headers(read)
         is_object = _unpacked(HEADER, start, 0)[1] == ET_REL
-        table = next((each for each in headers if each[1] == SHT_SYMTAB), None)
-        symbols = {} if table is None else _symbols_of(read, table, headers[table[6]])
+        symbols = _by_section(_read_symbols(read, headers))
         return [
             LoadedSection(
                 name=_name(strings, each[0]), size=each[5], symbols=symbols.get(number, {})
@@ -192,15 +191,12 @@ def loaded_sections(read: Callable[[int, int], bytes]) -> list[LoadedSection]:
         raise FormatError(f"ELF: the sections or symbols are damaged: {error}") from error
 
 
-def _symbols_of(
-    read: Callable[[int, int], bytes], table: tuple[int, ...], names: tuple[int, ...]
-) -> dict[int, dict[str, int]]:
-    # By the number of their section.
-    strings, seen = read(names[4], names[5]), Counter[str]()
+def _by_section(symbols: Iterable["_Symbol"]) -> dict[int, dict[str, int]]:
+    # By the number of their section, those that the file has once.
+    seen = Counter[str]()
     found: dict[int, dict[str, int]] = {}
-    for at, _, _, section, value, _ in SYMBOL.iter_unpack(read(table[4], table[5])):
-        if at and section:
-            name = _name(strings, at)
+    for name, _, section, value in symbols:
+        if name and section:
             seen[name] += 1
             found.setdefault(section, {})[name] = value
     return {
@@ -220,7 +216,7 @@ def global_data(read: Callable[[int, int], bytes]) -> dict[str, int]:
     """
     return {
         name: value
-        for name, info, section, value in _read_symbols(read)
+        for name, info, section, value in _symbols_of(read)
         if info in _GLOBAL_DATA and section not in (_UNDEFINED, _ABSOLUTE)
     }
 
@@ -235,21 +231,33 @@ def undefined(read: Callable[[int, int], bytes]) -> frozenset[str]:
         FormatError: its symbols are damaged.
     """
     return frozenset(
-        name for name, _, section, _ in _read_symbols(read) if name and section == _UNDEFINED
+        name for name, _, section, _ in _symbols_of(read) if name and section == _UNDEFINED
     )
 
 
-def _read_symbols(read: Callable[[int, int], bytes]) -> Iterator[tuple[str, int, int, int]]:
-    # Name, info, section and value of each.
+class _Symbol(NamedTuple):
+    name: str
+    info: int
+    section: int
+    value: int
+
+
+def _read_symbols(
+    read: Callable[[int, int], bytes], headers: Sequence[tuple[int, ...]]
+) -> Iterator[_Symbol]:
+    table = next((each for each in headers if each[1] == SHT_SYMTAB), None)
+    if table is None:
+        return
+    names = headers[table[6]]
+    strings = read(names[4], names[5])
+    for at, info, _, section, value, _ in SYMBOL.iter_unpack(read(table[4], table[5])):
+        yield _Symbol(_name(strings, at), info, section, value)
+
+
+def _symbols_of(read: Callable[[int, int], bytes]) -> Iterator[_Symbol]:
     try:
         headers, _ = _section_headers(read)
-        table = next((each for each in headers if each[1] == SHT_SYMTAB), None)
-        if table is None:
-            return
-        names = headers[table[6]]
-        strings = read(names[4], names[5])
-        for at, info, _, section, value, _ in SYMBOL.iter_unpack(read(table[4], table[5])):
-            yield _name(strings, at), info, section, value
+        yield from _read_symbols(read, headers)
     except (struct.error, IndexError, ValueError) as error:
         raise FormatError(f"ELF: the symbols are damaged: {error}") from error
 

@@ -9,10 +9,11 @@ from msgspec import Struct
 
 from kprobes.arch.arch import Arch
 from kprobes.arch.registry import arch
-from kprobes.errors import TargetError, TracefsError
-from kprobes.formats.elf import build_id, noted_build_id
+from kprobes.errors import TracefsError
+from kprobes.formats.elf import build_id
 from kprobes.guest.source_files import KernelFiles, SourceFiles
 from kprobes.image.debug_info import untold
+from kprobes.image.file import check_own_build
 from kprobes.image.host import HostFiles, host_kernel
 from kprobes.image.symbols import ModuleSymbols
 from kprobes.model.kernel import Kernel
@@ -106,7 +107,7 @@ def open_machine(
     tracefs = open_tracefs()
     kernel, files = read_kernel(), files or KernelFiles()
     for path in files.named:
-        check_build(kernel, path)
+        check_own_build(kernel, path)
     sources = SourceFiles(kernel, SysfsModules(), files, tell, is_slide_known=False)
     return HostMachine(
         kernel=kernel,
@@ -117,23 +118,6 @@ def open_machine(
         has_kernels_pids=has_kernels_pids(),
         open_source=sources.open,
     )
-
-
-def check_build(kernel: Kernel, path: Path) -> None:
-    """Raise TargetError where a file is none of this machine's kernel, or nothing tells."""
-    with path.open("rb") as file:
-
-        def read(at: int, size: int) -> bytes:
-            file.seek(at)
-            return file.read(size)
-
-        found = noted_build_id(read)
-    if not found or found != kernel.build_id:
-        running, given = (each.hex() or "unknown" for each in (kernel.build_id, found))
-        raise TargetError(
-            f"{path} is not this machine's kernel: its build id is {given}, "
-            f"that of the running {kernel.release} is {running}"
-        )
 
 
 def read_kernel() -> Kernel:

@@ -113,18 +113,42 @@ def kernel_from_image(image: KernelImage, tell: Callable[[str], None] = untold) 
 
 
 def check_same_build(kernel: Kernel, image: KernelImage) -> None:
-    """Check that a file is the one that a running kernel was booted from.
+    """Check that a file is the one that a guest's running kernel was booted from.
 
     Raises:
         TargetError: it is not, or one of them has no build id to tell by.
     """
-    if kernel.build_id and kernel.build_id == image.build_id:
+    _check_build(kernel, image.path, image.build_id, "the guest's")
+
+
+def check_own_build(kernel: Kernel, path: Path) -> None:
+    """Check that an ELF file is of this machine's kernel; only its headers and notes are read.
+
+    Raises:
+        TargetError: it is not, or one of them has no build id to tell by.
+        OSError: it cannot be read.
+    """
+    _check_build(kernel, path, _read_build_id(path), "this machine's")
+
+
+def _check_build(kernel: Kernel, path: Path | str, build_id: bytes, whose: str) -> None:
+    if kernel.build_id and kernel.build_id == build_id:
         return
-    running, given = (found.hex() or "unknown" for found in (kernel.build_id, image.build_id))
+    running, given = (found.hex() or "unknown" for found in (kernel.build_id, build_id))
     raise TargetError(
-        f"{image.path} is not the guest's kernel: its build id is {given}, "
+        f"{path} is not {whose} kernel: its build id is {given}, "
         f"that of the running {kernel.release} is {running}"
     )
+
+
+def _read_build_id(path: Path) -> bytes:
+    with path.open("rb") as file:
+
+        def read(at: int, size: int) -> bytes:
+            file.seek(at)
+            return file.read(size)
+
+        return elf.noted_build_id(read)
 
 
 def is_of_build(path: Path, build_id: bytes) -> bool:
@@ -132,13 +156,7 @@ def is_of_build(path: Path, build_id: bytes) -> bool:
     try:
         if not build_id or not stat.S_ISREG(path.stat().st_mode):
             return False
-        with path.open("rb") as file:
-
-            def read(at: int, size: int) -> bytes:
-                file.seek(at)
-                return file.read(size)
-
-            return elf.noted_build_id(read) == build_id
+        return _read_build_id(path) == build_id
     except (OSError, OverflowError, ValueError):
         return False
 
