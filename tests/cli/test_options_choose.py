@@ -9,6 +9,7 @@ import pytest
 
 from kprobes.cli import options, trace
 from kprobes.cli.options import choose_target, is_host, print_reason
+from kprobes.cli.target import this_machine
 from kprobes.errors import UsageError
 from kprobes.host import obstacles
 from kprobes.host.obstacles import Obstacle
@@ -58,6 +59,8 @@ def test_the_host_is_taken_where_it_can_be_probed_and_else_a_guest(
         ["--suite", "sid"],
         ["--cpus", "1"],
         ["--python", "x.py"],
+        ["--vmlinux", "vmlinux"],
+        ["--module", "dummy.ko"],
         ["--strategy", "jump"],
         ["--returns", "rethook"],
         ["--exits"],
@@ -201,3 +204,23 @@ def test_the_environments_target_is_not_for_files(monkeypatch: pytest.MonkeyPatc
     choose_target(args)
 
     assert args.target is None
+
+
+@pytest.mark.parametrize("words", [["--vmlinux", "vmlinux"], ["--module", "dummy.ko"]])
+def test_files_are_of_the_host_where_it_is_asked_for_by_name(words: list[str]) -> None:
+    args = parse("--target", "host", *words)
+
+    choose_target(args)
+
+    assert is_host(args)
+
+
+@pytest.mark.parametrize("words", [["--vmlinux", "/nosuch/x"], ["--module", "/nosuch/x"]])
+def test_files_of_the_host_that_are_not_there_are_refused(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(obstacles, "check_possible", lambda: None)
+    args = parse("--target", "host", *words)
+
+    with pytest.raises(UsageError, match="/nosuch/x: there is no such file"):
+        this_machine(args)
