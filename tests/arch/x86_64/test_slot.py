@@ -108,6 +108,7 @@ def test_a_slot_out_of_reach_is_refused(code: str) -> None:
 @settings(max_examples=300)
 @given(code=st.binary(min_size=1, max_size=15), state=st.integers(0, STATES - 1))
 @example(code=bytes.fromhex("f2aa"), state=1)
+@example(code=bytes.fromhex("406671"), state=0)
 def test_any_instruction_does_the_same_in_its_slot(code: bytes, state: int) -> None:
     part = TextPart(addr=Addr(START), code=code + b"\x90" * 20)
     function = decode_function("any", [part])

@@ -80,6 +80,7 @@ def test_what_a_slot_does_with_an_instruction(code: str, verdict: SlotAction) ->
         ("48ff2c24", "far branch"),
         ("66e900000000", "prefix"),
         ("66ffd0", "prefix"),
+        ("4066e900000000", "prefix"),
         ("ffd4", "stack pointer"),
         ("f30f1efa", "probe the instruction after it"),
         ("67488b0500000000", "32-bit"),

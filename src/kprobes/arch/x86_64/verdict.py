@@ -83,7 +83,8 @@ _INDIRECT_CONTROL = frozenset({FlowControl.INDIRECT_CALL, FlowControl.INDIRECT_B
 _INDIRECT = frozenset({Flow.INDIRECT_CALL, Flow.INDIRECT_JUMP})
 _BRANCHES = frozenset({Flow.JUMP, Flow.BRANCH, Flow.CALL}) | _INDIRECT
 _OPERAND_SIZE = 0x66
-_PREFIXES = frozenset(bytes.fromhex("262e363e64656667f0f2f3"))
+# A REX prefix (40 to 4f) that another prefix follows is ignored (Intel SDM volume 2, 2.2.1).
+_PREFIXES = frozenset(bytes.fromhex("262e363e64656667f0f2f3")) | frozenset(range(0x40, 0x50))
 
 
 def refusal(instruction: Instruction) -> str | None:
