@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from msgspec.structs import asdict
 from kprobes.guest.allocations import Allocation, Call, Kind
 from kprobes.guest.armed import ArmedPatch
 from kprobes.guest.journal import Boot, Entry, Journal, MarkPlace, directory, process_start, read
+from kprobes.guest.patches import check_unchanged
 from kprobes.units import Addr, Phys
 from tests.build.pages import FakeRam, Pages
 from tests.build.stub import CORE, G_SIZE, FakeStub
@@ -20,6 +22,9 @@ from tests.build.stub import CORE, G_SIZE, FakeStub
 MARK = bytes(range(16))
 MARK_AT = Phys(0x3000)
 BOOT = Boot(addr=Addr(0xFFFF_FFFF_8200_0000), phys=Phys(0x8000), value=b"canary.1")
+OLD, NEW = b"\x0f\x1f\x44\x00\x00", b"\xe8abcd"
+"""Of what ``patched`` patches."""
+_PLACES = (0x100, 0x180)
 _TABLES, _RAM = 0x4000, 0x10000
 _LENT = Allocation(kind=Kind.DATA, addr=0x5000, size=4096)
 _MTREE = """FlatView #0
@@ -42,6 +47,34 @@ def lend(stub: FakeStub, journal: Journal, *, state: int | None = None) -> None:
     journal.allocations.end(0)
     journal.note_mark(MarkPlace(allocation=Addr(_LENT.addr), phys=MARK_AT))
     mark_guest(stub, journal.mark, journal.state if state is None else state)
+
+
+def patched(stub: FakeStub, *, held: bytes = NEW) -> Journal:
+    """Return the journal of a session that has patched two places of a guest from OLD to NEW.
+
+    Args:
+        stub: of the guest.
+        held: what is there now.
+    """
+    journal = Journal.create("/somewhere")
+    journal.record(
+        [ArmedPatch(phys=Phys(p), addr=Addr(p), old=OLD, new=NEW, what="vfs_read") for p in _PLACES]
+    )
+    lend(stub, journal)
+    for place in _PLACES:
+        stub.physical[place : place + len(held)] = held
+    return journal
+
+
+def text_of(stub: FakeStub) -> list[bytes]:
+    """Return what is at the places that ``patched`` has patched."""
+    return [bytes(stub.physical[at : at + len(OLD)]) for at in _PLACES]
+
+
+def take_nothing_back(_stub: object, _entry: object, left: Sequence[ArmedPatch]) -> tuple[int, int]:
+    """Do as ``free_after_crash`` does where the guest has no kernel."""
+    check_unchanged(left)
+    return 0, 0
 
 
 def mark_guest(stub: FakeStub, mark: bytes = MARK, state: int = 0) -> None:

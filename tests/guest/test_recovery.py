@@ -1,33 +1,24 @@
 """Journals of killed tracers, and guests that are put right from them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kprobes.errors import TargetError, UnreachableError, UsageError
-from kprobes.guest import guardian
-from kprobes.guest.armed import ArmedPatch
+from kprobes.guest import rescue
 from kprobes.guest.journal import entries
-from kprobes.guest.patches import check_unchanged
 from kprobes.guest.recovery import Outcome, Restored, of_target, restore
-from tests.build.journals import MARK_AT, make_patch, mark_guest, write_journal
+from tests.build.journals import MARK_AT, make_patch, mark_guest, take_nothing_back, write_journal
 from tests.build.stub import FakeStub, listening
-
-
-def _take_nothing_back(
-    _stub: object, _entry: object, left: Sequence[ArmedPatch]
-) -> tuple[int, int]:
-    check_unchanged(left)
-    return 0, 0
 
 
 @pytest.fixture(autouse=True)
 def _own_journals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     # No kernel runs there that could take memory back.
-    monkeypatch.setattr(guardian, "_free_after_crash", _take_nothing_back)
+    monkeypatch.setattr(rescue, "_free_after_crash", take_nothing_back)
 
 
 @pytest.fixture

@@ -40,6 +40,8 @@ def test_what_is_stored_comes_back_for_the_same_guest(tmp_path: Path) -> None:
     assert np.array_equal(found.table.starts, build.table.starts)
     assert (found.table.blob, found.table.types) == (build.table.blob, build.table.types)
     assert (found.banner, found.build_id, found.btf) == (build.banner, build.build_id, build.btf)
+    assert np.array_equal(found.type_places, build.type_places)
+    assert len(build.type_places)
     assert (found.sources, found.digest) == (build.sources, build.digest)
 
 
@@ -108,16 +110,16 @@ def test_a_damaged_file_is_removed_and_made_again(tmp_path: Path, where: float) 
     [
         b"",
         b"\0" * 200,
-        b"kprobes-kernel-3 " + b"0" * 64 + b"\n{}\n",
-        b"kprobes-kernel-3 " + b"0" * 64 + b"\n[1]\n",
+        b"kprobes-kernel-4 " + b"0" * 64 + b"\n{}\n",
+        b"kprobes-kernel-4 " + b"0" * 64 + b"\n[1]\n",
         b"x" * 80 + b'{"sources": [[1, 1e9]]}\n',
         b"x" * 80 + b'{"sources": "abc"}\n',
         b"x" * 80 + b'{"sources": [[Infinity, 1]]}\n',
         b"x" * 80 + b"[" * 60_000 + b"\n",
         b"x" * 80 + b'{"sources": [[1, 1]], "link": "a", "n": 1, "head": 1, "digest": 2, '
-        b'"build_id": 3, "banner": 4, "has_types": 5}\n',
+        b'"build_id": 3, "banner": 4, "has_types": 5, "n_types": 1}\n',
         b"x" * 80 + b'{"sources": [[1, 1]], "link": 1, "n": 1, "head": 1, "digest": 2, '
-        b'"build_id": 3, "banner": 4, "has_types": 5}\n',
+        b'"build_id": 3, "banner": 4, "has_types": 5, "n_types": 1}\n',
     ],
 )
 def test_a_file_that_is_no_kernel_is_passed_over(tmp_path: Path, data: bytes) -> None:

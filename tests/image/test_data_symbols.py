@@ -59,6 +59,7 @@ def build(*more: tuple[int, bytes]) -> Build:
         table=table,
         btf=b"",
         btf_at=0,
+        type_places=np.empty(0, np.uint32),
         head=b"",
         digest=b"",
     )

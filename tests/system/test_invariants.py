@@ -15,9 +15,9 @@ import pytest
 
 from kprobes.errors import GuestReplacedError
 from kprobes.guest.allocations import Kind
-from kprobes.guest.guardian import rescue
 from kprobes.guest.journal import read
 from kprobes.guest.recovery import free_after_crash
+from kprobes.guest.rescue import rescue
 from kprobes.transport.connect import connect
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions

@@ -145,10 +145,7 @@ def join(base: bytes, split: bytes) -> bytes:
     """
     types, strings = bytearray(), bytearray()
     for data in (base, split):
-        sections = _sections(data, 0)
-        if sections is None:
-            raise FormatError("BTF: the header is damaged")
-        type_at, type_size, string_at, string_size = sections
+        type_at, type_size, string_at, string_size = _known_sections(data)
         types += data[type_at : type_at + type_size]
         strings += data[string_at : string_at + string_size]
     magic, size = int.from_bytes(MAGIC[:2], "little"), _HEADER.size
@@ -156,25 +153,48 @@ def join(base: bytes, split: bytes) -> bytes:
     return _HEADER.pack(magic, MAGIC[2], 0, size, *sizes) + types + strings
 
 
-def parse(data: bytes) -> BtfIndex:
+def parse(data: bytes, places: NDArray[np.uint32] | None = None) -> BtfIndex:
     """Index a BTF, as the ``.BTF`` section or /sys/kernel/btf/vmlinux has it.
 
+    Args:
+        data: the whole BTF.
+        places: what ``places_of`` says of it, shape (types,); found when None.
+
     Raises:
-        FormatError: no BTF, one whose sections or types do not add up, or a kind that is not
-            known here, whose size therefore is not either.
+        FormatError: no BTF, or one that is damaged: see ``places_of``.
     """
-    sections = _sections(data, 0)
-    if sections is None:
-        raise FormatError("BTF: the header is damaged")
-    type_at, type_size, string_at, string_size = sections
+    type_at, type_size, string_at, string_size = _known_sections(data)
     blob = data[string_at : string_at + string_size]
     if blob[:1] != b"\0" or blob[-1:] != b"\0":
         raise FormatError("BTF: the string section is damaged")
+    if places is None:
+        places = places_of(data)
+    words = np.frombuffer(data, "<u4", type_size // 4, type_at).astype(np.uint32, copy=False)
+    at = np.empty(len(places) + 1, np.int64)
+    at[0], at[1:] = -1, places
+    return _columns(words, at, Names(blob), string_at + string_size)
+
+
+def places_of(data: bytes) -> NDArray[np.uint32]:
+    """Return where each type of a BTF begins, as an index of its words, shape (types,): a copy.
+
+    Raises:
+        FormatError: no BTF, one whose types do not add up, or a kind that is not known here,
+            whose size therefore is not either.
+    """
+    type_at, type_size, _, _ = _known_sections(data)
     words = np.frombuffer(data, "<u4", type_size // 4, type_at).astype(np.uint32, copy=False)
     at = _walk(words)
     if at[-1] != len(words) or type_size % 4:
         raise FormatError(f"BTF: type {len(at) - 1} is of an unknown kind or reaches too far")
-    return _columns(words, np.array([-1, *at[:-1]]), Names(blob), string_at + string_size)
+    return np.array(at[:-1], np.uint32)
+
+
+def _known_sections(data: bytes) -> tuple[int, int, int, int]:
+    sections = _sections(data, 0)
+    if sections is None:
+        raise FormatError("BTF: the header is damaged")
+    return sections
 
 
 def _walk(words: NDArray[np.uint32]) -> list[int]:

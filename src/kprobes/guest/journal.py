@@ -237,6 +237,11 @@ class Journal:
         return self._is_clear
 
     @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to put back or to free, or the journal was removed."""
+        return (self._is_clear and self.allocations.is_empty) or not self.path.exists()
+
+    @property
     def mark_place(self) -> Phys | None:
         """Where the mark must be in the guest, or None while it need not be anywhere."""
         return _mark_place(self._marked, self.allocations)
@@ -334,9 +339,9 @@ class Journal:
 
     def close(self) -> None:
         """Remove the journal, unless there is still something to put back."""
-        if self._is_clear and self.allocations.is_empty:
+        if self.is_done:
             self.remove()
-        elif self.path.exists():
+        else:
             self._note({"closed": True})
 
     def remove(self) -> None:

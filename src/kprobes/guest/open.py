@@ -66,7 +66,7 @@ def open_driver(
 
 
 def _guarded(undo: ExitStack, target: str, journal: Journal) -> Guardian:
-    guardian = undo.enter_context(Guardian(target, journal.path))
+    guardian = undo.enter_context(Guardian(target, journal))
     journal.note_guardian(guardian.pid)
     return guardian
 
@@ -149,7 +149,7 @@ def attached(target: str, access: Access | None = None) -> Generator[Guest]:
     journal = Journal.create(target)
     try:
         # Connecting stops the guest: if we are killed right then, somebody must let it go on.
-        with Guardian(target, journal.path) as guardian:
+        with Guardian(target, journal) as guardian:
             journal.note_guardian(guardian.pid)
             guest = attach(target, access=access)
             try:

@@ -26,13 +26,13 @@ from kprobes.guest.ftrace_records import (
     loaded_text,
     paused_between_changes,
 )
-from kprobes.guest.guardian import rescue
 from kprobes.guest.guest import Guest
 from kprobes.guest.identity import IdentityCheck, check_stopped
 from kprobes.guest.inject import ReturnTrap
 from kprobes.guest.journal import Entry, Journal, entries, read
 from kprobes.guest.patches import StoppedMemory, restore_text
 from kprobes.guest.release import free_when_idle
+from kprobes.guest.rescue import rescue
 from kprobes.guest.stops import breakpoint_at
 from kprobes.transport.address import is_path
 from kprobes.transport.connect import parse_target

@@ -4,12 +4,14 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from kprobes.errors import MemoryFault, TargetError
+from kprobes.errors import FormatError, MemoryFault, TargetError
 from kprobes.formats import btf_index, elf, kallsyms
 from kprobes.formats.kallsyms import SymbolTable
 from kprobes.formats.strtab import Names
@@ -49,6 +51,7 @@ class Build(Struct, frozen=True, kw_only=True, eq=False):
         table: its symbols.
         btf: its types, b"" when it has none or they are damaged.
         btf_at: where they are in memory.
+        type_places: uint32 (types,), as ``btf_index.places_of`` says; empty when they are damaged.
         head: the first bytes of the first source, to tell builds apart quickly.
         digest: of all sources' bytes.
     """
@@ -58,8 +61,14 @@ class Build(Struct, frozen=True, kw_only=True, eq=False):
     table: SymbolTable
     btf: bytes
     btf_at: int
+    type_places: NDArray[np.uint32]
     head: bytes
     digest: bytes
+
+    @property
+    def types(self) -> BtfTypes | None:
+        """What ``btf`` says, parsed anew; None when there is none, or it is damaged."""
+        return parse_types(self.btf, self.type_places) if len(self.type_places) else None
 
     @property
     def text(self) -> int | None:
@@ -198,9 +207,16 @@ def _assembled(memory: Memory, region: Region, table: SymbolTable) -> Build:
         table=table,
         btf=btf,
         btf_at=btf_at,
+        type_places=_type_places(btf),
         head=pieces[0][:_HEAD] if pieces else b"",
         digest=digest_of([*pieces, btf] if btf else pieces),
     )
+
+
+def _type_places(btf: bytes) -> NDArray[np.uint32]:
+    with suppress(FormatError):
+        return btf_index.places_of(btf)
+    return np.empty(0, np.uint32)
 
 
 class _Located:

@@ -1,13 +1,13 @@
 """Symbols of kernels seen before: XDG_CACHE_HOME/kprobes/kernels/BUILDID/DIGEST.
 
-    kprobes-kernel-4 SHA256\n         of all that follows
+    kprobes-kernel-5 SHA256\n         of all that follows
     {"link": ..., ...}   \n         padded with blanks to a multiple of 8 bytes
-    u64 addrs[n]; u32 starts[n]; u8 types[n]; u8 blob[];
+    u64 addrs[n]; u32 starts[n]; u32 type_places[n_types]; u8 types[n]; u8 blob[];
 
 Addresses are those of the boot that was stored; ``link`` tells by how much to move them. A file
 is used only for a guest whose own tables are, byte for byte, those it was made of: a guest with
 a forged build id can neither plant symbols for another kernel nor get them. The types are those
-bytes themselves and need no file.
+bytes themselves; only where each of them begins is kept.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from kprobes import directories
 from kprobes.errors import MemoryFault, StateError
@@ -28,13 +29,12 @@ from kprobes.formats.kallsyms import SymbolTable
 from kprobes.image.build import Build, Source, digest_of
 from kprobes.ports import Memory
 
-_MAGIC = "kprobes-kernel-4"
+_MAGIC = "kprobes-kernel-5"
 """With a number that grows when more is found in a kernel: old files lack it."""
 _FIRST_LINE = len(_MAGIC) + 1 + 64 + 1
 _MAX_HEADER = 1 << 16
 _MAX_FILES = 64
 _MAX_SOURCE = 1 << 28
-_BYTES_EACH = 8 + 4 + 1
 _UNREADABLE = (StateError, OSError, ValueError, KeyError, TypeError, RecursionError)
 """What a file may raise that we did not write, or that was damaged since."""
 
@@ -49,6 +49,7 @@ class _Header(Struct, frozen=True, kw_only=True):
     build_id: str
     banner: str
     n: int
+    n_types: int
     has_types: bool
     digest: str
     head: str
@@ -142,7 +143,12 @@ def _parse_header(data: bytes) -> _Header:
         raise ValueError("no header")
     fields: dict[str, Any] = json.loads(data[_FIRST_LINE:end])
     sources = tuple((addr, size) for addr, size in fields.pop("sources"))
-    numbers = (fields["link"], fields["n"], *(number for pair in sources for number in pair))
+    numbers = (
+        fields["link"],
+        fields["n"],
+        fields["n_types"],
+        *(number for pair in sources for number in pair),
+    )
     words = (fields[name] for name in ("build_id", "banner", "digest", "head"))
     if not all(isinstance(number, int) for number in numbers):
         raise TypeError("not a number")
@@ -178,12 +184,14 @@ def _load(path: Path, btf: bytes) -> Build | None:
 def _unpacked(data: bytes, header: _Header, btf: bytes) -> Build:
     # The sum was right, so this is what ``_packed`` wrote.
     at, n = data.index(b"\n", _FIRST_LINE) + 1, header.n
-    starts_at, types_at, blob_at = at + 8 * n, at + 12 * n, at + _BYTES_EACH * n
+    starts_at, places_at = at + 8 * n, at + 12 * n
+    types_at = places_at + 4 * header.n_types
+    blob_at = types_at + n
     table = SymbolTable(
         addrs=np.frombuffer(data, "<u8", n, at).astype(np.uint64, copy=False),
         types=data[types_at:blob_at],
         blob=data[blob_at:],
-        starts=np.frombuffer(data, "<u4", n, starts_at).astype(np.uint32, copy=False),
+        starts=_words(data, n, starts_at),
         sources=header.sources[: len(header.sources) - header.has_types],
     )
     return Build(
@@ -192,9 +200,14 @@ def _unpacked(data: bytes, header: _Header, btf: bytes) -> Build:
         table=table,
         btf=btf,
         btf_at=header.sources[-1][0] if header.has_types else 0,
+        type_places=_words(data, header.n_types, places_at),
         head=bytes.fromhex(header.head),
         digest=bytes.fromhex(header.digest),
     )
+
+
+def _words(data: bytes, n: int, at: int) -> NDArray[np.uint32]:
+    return np.frombuffer(data, "<u4", n, at).astype(np.uint32, copy=False)
 
 
 def _packed(build: Build, link: int) -> bytes:
@@ -203,6 +216,7 @@ def _packed(build: Build, link: int) -> bytes:
         "build_id": build.build_id.hex(),
         "banner": build.banner,
         "n": len(build.table.addrs),
+        "n_types": len(build.type_places),
         "has_types": bool(build.btf),
         "digest": build.digest.hex(),
         "head": build.head.hex(),
@@ -212,7 +226,8 @@ def _packed(build: Build, link: int) -> bytes:
     header += b" " * (-(_FIRST_LINE + len(header) + 1) % 8) + b"\n"
     table = build.table
     addrs, starts = table.addrs.astype("<u8").tobytes(), table.starts.astype("<u4").tobytes()
-    body = b"".join((header, addrs, starts, table.types, table.blob))
+    places = build.type_places.astype("<u4").tobytes()
+    body = b"".join((header, addrs, starts, places, table.types, table.blob))
     return _first_line(memoryview(body)) + body
 
 

@@ -107,8 +107,10 @@ def kernel_from_image(image: KernelImage, tell: Callable[[str], None] = untold) 
         image, image.regions, lambda _release, _build_id: symbols_of([image.path]), is_file=True
     )
     build = with_data_symbols(build, image, machine(image.arch).text, image.regions, is_file=True)
-    btf = build.btf or btf_of(image.path, image.build_id, tell)
-    types = parse_types(btf) if btf else None
+    types = build.types
+    if not build.btf:
+        made = btf_of(image.path, image.build_id, tell)
+        types = parse_types(made) if made else None
     return kernel_of(build, types, arch=image.arch, slide=0)
 
 

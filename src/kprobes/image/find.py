@@ -22,7 +22,6 @@ from kprobes.image.cache import KernelCache
 from kprobes.image.data_symbols import with_data_symbols
 from kprobes.image.module_types import read_module_types
 from kprobes.image.modules import read_modules
-from kprobes.image.types import parse_types
 from kprobes.model.kernel import Kernel, version_of
 from kprobes.ports import MappedRun, Ram, Tables
 from kprobes.units import MIB, Phys
@@ -246,7 +245,7 @@ def _bytes(ram: Ram, run: MappedRun) -> bytes:
 
 
 def _found(space: Space, build: Build) -> FoundKernel:
-    types = parse_types(build.btf) if build.btf else None
+    types = build.types
     tables = _master(space, build)
     groups = (_region(space, group) for group in _joined(_constant(space)))
     constant = (region for region in groups if region is not None)

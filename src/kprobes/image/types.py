@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from itertools import islice
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kprobes.errors import FormatError, UnknownTypeError
 from kprobes.formats import btf_index
 from kprobes.formats.btf import AGGREGATES, Btf, Member, Type, parameter_types, type_name
@@ -225,9 +228,14 @@ class BtfTypes:
                     pending.append((inner, moved))
 
 
-def parse_types(data: bytes) -> BtfTypes | None:
-    """Return the types of a BTF, or None when it is damaged or of an unknown kind."""
+def parse_types(data: bytes, places: NDArray[np.uint32] | None = None) -> BtfTypes | None:
+    """Return the types of a BTF, or None when it is damaged or of an unknown kind.
+
+    Args:
+        data: the whole BTF.
+        places: of its types, shape (types,), as ``btf_index.places_of`` says, where it is known.
+    """
     try:
-        return BtfTypes(Btf(btf_index.parse(data)))
+        return BtfTypes(Btf(btf_index.parse(data, places)))
     except FormatError:
         return None
