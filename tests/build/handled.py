@@ -28,7 +28,7 @@ TASK = DATA + 0x1400
 STACK = DATA + 0x1E00
 FILE, DENTRY, NAME = DATA, DATA + 0x100, DATA + 0x200
 
-_KERNEL_ROOT, _USER_ROOT = 0x4_0000, 0x8_0000
+_KERNEL_ROOT, USER_ROOT = 0x4_0000, 0x8_0000
 _PAGES = {DATA: 0x1000, DATA + PAGE: 0x3000, RODATA: 0x4000, TEXT: 0x5000}
 _USER_PAGES = {USER_DATA: 0x6000, USER_DATA + PAGE: 0x8000, USER_DATA + 4 * PAGE: 0x9000}
 _RIGHTS = {RODATA: NX, TEXT: 0, USER_DATA + 4 * PAGE: USER | NX}
@@ -58,14 +58,14 @@ class Handled(Struct, frozen=True):
         names = [*self.live.guest.arch.upcall.saved, "sp", "ip"]
         usual = {name: 0x100 + n for n, name in enumerate(names)} | {"sp": STACK}
         return WaitingVcpu(
-            upcall=1, cpu=1, task=Addr(TASK), page_table=_USER_ROOT, registers=usual | registers
+            upcall=1, cpu=1, task=Addr(TASK), page_table=USER_ROOT, registers=usual | registers
         )
 
 
 def make_handled(*, is_typed: bool = True, arch: Arch = X86_64) -> Handled:
     """Make the guest of ``tests.build.typed``, with a file, its dentry and its name in memory."""
     ram = FakeRam(1 << 20)
-    for root, places in ((_KERNEL_ROOT, _PAGES), (_USER_ROOT, _USER_PAGES)):
+    for root, places in ((_KERNEL_ROOT, _PAGES), (USER_ROOT, _USER_PAGES)):
         pages = Pages(ram, root)
         for virt, phys in places.items():
             pages.map(virt, phys, flags=_RIGHTS.get(virt, WRITE | USER | NX))
@@ -80,7 +80,7 @@ def make_handled(*, is_typed: bool = True, arch: Arch = X86_64) -> Handled:
         tables=tables,
     )
     live = LiveKernel(lambda: guest)
-    made = Handled(live, ram, live.memory_of(_USER_ROOT))
+    made = Handled(live, ram, live.memory_of(USER_ROOT))
     made.put(FILE, 0x1D, 4)
     made.put(FILE + 24, DENTRY)
     made.put(DENTRY + 36, 5, 4)

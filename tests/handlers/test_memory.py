@@ -3,9 +3,9 @@
 import pytest
 
 from kprobes.errors import MemoryFault, RefusedError
-from tests.build.handled import DATA, NAME, RODATA, USER_DATA, make_handled
+from tests.build.handled import DATA, NAME, RODATA, USER_DATA, USER_ROOT, make_handled
 from tests.build.kernel import TEXT
-from tests.build.pages import PAGE
+from tests.build.pages import NX, PAGE, USER, WRITE, Pages
 
 
 def test_kernel_and_user_addresses_go_through_their_own_page_tables() -> None:
@@ -107,3 +107,16 @@ def test_code_is_not_written() -> None:
 
 def test_nothing_can_be_written_anywhere() -> None:
     make_handled().memory.write(RODATA, b"")
+
+
+def test_each_task_has_its_own_memory_whoever_was_looked_at_before() -> None:
+    made, other = make_handled(), 0xC_0000
+    Pages(made.ram, other).map(USER_DATA, 0xA000, flags=WRITE | USER | NX)
+    made.put(USER_DATA, b"one")
+    made.ram.write(0xA000, b"two")
+
+    found = [made.live.memory_of(root).read(USER_DATA, 3) for root in (USER_ROOT, other) * 2]
+
+    assert found == [b"one", b"two"] * 2
+    there = [made.live.typed(made.live.memory_of(root)).memory for root in (USER_ROOT, other)]
+    assert [each.read(USER_DATA, 3) for each in there] == found[:2]

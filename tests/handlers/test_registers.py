@@ -132,7 +132,7 @@ def arm64() -> Registers:
         vcpu=made.vcpu(x30=TEXT + 8),
         module="",
         constants=AARCH64.constants,
-        arguments=lambda: (),
+        arguments=dict,
     )
     return Registers(hit, ip=TEXT + 4)
 

@@ -83,14 +83,6 @@ Entries = Callable[[int], Entry | None]
 """An address to what maps it, or None."""
 
 
-def physical(entries: Entries, addr: int) -> Phys:
-    """Return where an address lies in guest-physical memory, or raise MemoryFault."""
-    entry = entries(addr)
-    if entry is None:
-        raise MemoryFault(addr, 1)
-    return Phys(entry.phys + (addr & (entry.size - 1)))
-
-
 def pieces(entries: Entries, addr: int, size: int) -> Iterator[tuple[Phys, int]]:
     """Cut a range into (phys, size) at page borders, in order, or raise MemoryFault.
 

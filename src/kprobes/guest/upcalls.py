@@ -23,11 +23,11 @@ kernel/trace/ftrace.c):
 import struct
 import threading
 import time
-from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from typing import Protocol
 
 from kprobes.drain import nothing, short_switch_interval, sleep_exactly
@@ -76,6 +76,7 @@ class Mailbox:
         self.check = check
         self._layout = layout = arena.mailbox_layout
         self._names = registers_of(saved)
+        self._values: Callable[[Mapping[str, int]], tuple[int, ...]] = itemgetter(*self._names)
         self._base, self._memory = arena.mailbox, memory
         words = len(REQUEST_HEAD) + len(self._names)
         if words * _WORD > layout.room:
@@ -89,14 +90,15 @@ class Mailbox:
         self._requests = [self._words(layout.requests + at, words) for at in rooms]
         self._answers = [self._words(layout.answers + at, len(self._names)) for at in rooms]
         self._area = MappedRange(memory, arena.mailbox, layout.size)
-        self._seen = b""
+        # What was asked when it was last looked at, and before that what was answered.
+        self._seen: tuple[int, ...] | None = None
         self._seqs = self._answered.all()
         self._turn = 0
 
     def open(self) -> None:
         """Let vCPUs wait from now on."""
         # Somebody may have asked before, and still wait.
-        self._seen, self._seqs = b"", self._answered.all()
+        self._seen, self._seqs = None, self._answered.all()
         self._renew()
 
     def close(self) -> None:
@@ -106,27 +108,24 @@ class Mailbox:
 
     def come_back(self) -> None:
         """Set ``present`` anew: after one vCPU gave up, the others wait for Python again."""
-        if self._absent.raw() == self._present.raw():
+        if self._absent.get(0) == self._present.get(0):
             self._renew()
 
     def newly_asked(self) -> Iterator[int]:
         """Yield slots that have asked since they were last looked at."""
-        raw = self._asked.raw()
-        if raw == self._seen:
+        now, before = self._asked.all(), self._seqs
+        if now == self._seen:
             return
-        now, before = struct.unpack(f"<{len(raw) // _WORD}Q", raw), self._seqs
-        self._seen, self._seqs = raw, now
+        self._seen = self._seqs = now
         for slot, (new, old) in enumerate(zip(now, before, strict=True)):
             if new != old:
                 yield slot
 
     def read(self, slot: int) -> WaitingVcpu | None:
         """Return who waits in a slot, or None when it has given up meanwhile."""
-        words = self._requests[slot].all()
-        if self._gave_up.all()[slot] == self._seqs[slot]:
+        upcall, task, page_table, *registers = self._requests[slot].all()
+        if self._gave_up.get(slot) == self._seqs[slot]:
             return None
-        head, registers = words[: len(REQUEST_HEAD)], words[len(REQUEST_HEAD) :]
-        upcall, task, page_table = head
         return WaitingVcpu(
             upcall=upcall,
             cpu=slot // CONTEXTS,
@@ -137,8 +136,12 @@ class Mailbox:
 
     def answer(self, slot: int, vcpu: WaitingVcpu) -> None:
         """Let who waits in a slot go on with these registers."""
-        values = [vcpu.registers[name] & U64 for name in self._names]
-        self._answers[slot].write(values)
+        values = self._values(vcpu.registers)
+        try:
+            self._answers[slot].write(values)
+        except struct.error:
+            # Below zero, or of more than 64 bits: a handler that raised may have left it so.
+            self._answers[slot].write([value & U64 for value in values])
         self._answered.set(slot, self._seqs[slot])
 
     def set_ticks(self, upcall: int, ticks: int) -> None:
@@ -162,9 +165,9 @@ class Mailbox:
 class _Words(Protocol):
     # Some adjacent words; each is read and written at once.
 
-    def raw(self) -> bytes: ...
-
     def all(self) -> tuple[int, ...]: ...
+
+    def get(self, index: int) -> int: ...
 
     def set(self, index: int, value: int) -> None: ...
 
@@ -176,18 +179,19 @@ class _Viewed:
 
     def __init__(self, view: memoryview) -> None:
         self._view = view.cast("Q")
-
-    def raw(self) -> bytes:
-        return self._view.tobytes()
+        self._all = struct.Struct(f"{len(self._view)}Q")
 
     def all(self) -> tuple[int, ...]:
-        return tuple(self._view)
+        return self._all.unpack_from(self._view)
+
+    def get(self, index: int) -> int:
+        return self._view[index]
 
     def set(self, index: int, value: int) -> None:
         self._view[index] = value
 
     def write(self, values: Sequence[int]) -> None:
-        self._view[:] = array("Q", values)
+        self._all.pack_into(self._view, 0, *values)
 
 
 class _Copied:
@@ -197,11 +201,12 @@ class _Copied:
         self._window = MappedRange(memory, addr, _WORD * count)
         self._count = count
 
-    def raw(self) -> bytes:
-        return self._window.read(0, _WORD * self._count).tobytes()
-
     def all(self) -> tuple[int, ...]:
-        return struct.unpack(f"<{self._count}Q", self.raw())
+        raw = self._window.read(0, _WORD * self._count).tobytes()
+        return struct.unpack(f"<{self._count}Q", raw)
+
+    def get(self, index: int) -> int:
+        return self.all()[index]
 
     def set(self, index: int, value: int) -> None:
         self._window.set_u64(_WORD * index, value)

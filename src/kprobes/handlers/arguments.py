@@ -5,7 +5,7 @@ Where a probe with handlers is, and what its function's types say.
 What a function returns, as its types say.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from operator import index
 from typing import Any, SupportsIndex
 
@@ -16,7 +16,16 @@ from kprobes.arch.arch import Arch, Passed, ReturnOps
 from kprobes.errors import MemoryFault, RefusedError, UnknownTypeError, UsageError
 from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.memory import MAX_STRING, check_number, pattern
-from kprobes.handlers.values import DataMemory, Struct, Typed, from_bits, load, store
+from kprobes.handlers.values import (
+    DataMemory,
+    Reader,
+    Struct,
+    Typed,
+    from_bits,
+    load,
+    reader_of,
+    store,
+)
 from kprobes.model.kernel import CType, Prototype, Symbol, TypeKind, Types
 from kprobes.units import U64, Addr
 
@@ -25,23 +34,39 @@ _PASSED = 1 << 62
 
 
 class Argument(msgspec.Struct, frozen=True, kw_only=True):
-    """One parameter of a function, and where its argument is."""
+    """One parameter of a function, and where its argument is.
 
-    name: str
+    Attributes:
+        number: of its type.
+        ctype: its type.
+        passed: where it is.
+        reader: of a number or a pointer that is in one register; else None.
+    """
+
     number: int
     ctype: CType
     passed: Passed
+    reader: Reader | None = None
 
 
-def arguments_of(prototype: Prototype, types: Types, arch: Arch) -> tuple[Argument, ...]:
-    """Return where a function's arguments are; what ``...`` takes is left out."""
+def arguments_of(prototype: Prototype, types: Types, arch: Arch) -> Mapping[str, Argument]:
+    """Return a function's arguments by name, in their order; what ``...`` takes is left out."""
     named = [each for each in prototype.parameters if each.name or each.number]
     ctypes = [types.describe(each.number) for each in named]
     passed = arch.passed([ctype.size for ctype in ctypes])
-    return tuple(
-        Argument(name=each.name or f"arg{n}", number=each.number, ctype=ctype, passed=place)
+    return {
+        each.name or f"arg{n}": Argument(
+            number=each.number,
+            ctype=ctype,
+            passed=place,
+            reader=reader_of(types, ctype) if _is_register(place) else None,
+        )
         for n, (each, ctype, place) in enumerate(zip(named, ctypes, passed, strict=True), 1)
-    )
+    }
+
+
+def _is_register(passed: Passed) -> bool:
+    return len(passed.registers) == 1 and not passed.is_address
 
 
 def declaration(prototype: Prototype) -> str:
@@ -65,11 +90,10 @@ class Arguments:
     typed_: Typed
 
     def __init__(
-        self, arguments: Sequence[Argument], registers: dict[str, int], typed: Typed
+        self, arguments: Mapping[str, Argument], registers: dict[str, int], typed: Typed
     ) -> None:
         """Read and write ``registers``."""
-        by_name = {argument.name: argument for argument in arguments}
-        object.__setattr__(self, "arguments_", by_name)
+        object.__setattr__(self, "arguments_", arguments)
         object.__setattr__(self, "registers_", registers)
         object.__setattr__(self, "typed_", typed)
 
@@ -85,6 +109,8 @@ class Arguments:
 
     def __getitem__(self, name: str) -> Any:
         argument = self._argument(name)
+        if argument.reader is not None:
+            return argument.reader(self.typed_, self.registers_[argument.passed.registers[0]])
         place = self._place(argument.passed)
         if place is not None:
             return load(self.typed_, argument.number, place)
@@ -117,9 +143,10 @@ class Arguments:
         return ", ".join(f"{name}={self[name]!r}" for name in self)
 
     def _argument(self, name: str) -> Argument:
-        if name not in self.arguments_:
+        found = self.arguments_.get(name)
+        if found is None:
             raise KeyError(self._unknown(name))
-        return self.arguments_[name]
+        return found
 
     def _unknown(self, name: str) -> str:
         return f"no argument {name}; there are {', '.join(self.arguments_) or 'none'}"
@@ -242,8 +269,8 @@ class HandlerPlace(msgspec.Struct, frozen=True, kw_only=True):
         types = live.guest.kernel.types_for(self.module)
         return types.function(self.function.name) if types is not None else None
 
-    def arguments(self, live: LiveKernel) -> tuple[Argument, ...]:
-        """Return where the function's arguments are; errors as for ``prototype``."""
+    def arguments(self, live: LiveKernel) -> Mapping[str, Argument]:
+        """Return the function's arguments by name; errors as for ``prototype``."""
         prototype = self.prototype(live)
         return arguments_of(prototype, self._types(live), live.guest.arch)
 
@@ -258,10 +285,10 @@ class EntryArguments:
         """Look up nothing yet."""
         self._place, self._live = place, live
         self._types: Types | None = None
-        self._found: tuple[Argument, ...] = ()
+        self._found: Mapping[str, Argument] = {}
 
-    def __call__(self) -> tuple[Argument, ...]:
-        """Return them; errors as for ``HandlerPlace.prototype``."""
+    def __call__(self) -> Mapping[str, Argument]:
+        """Return them by name; errors as for ``HandlerPlace.prototype``."""
         # A module that was loaded again has types of its own.
         types = self._live.guest.kernel.types_for(self._place.module)
         if types is None or types is not self._types:
@@ -318,9 +345,8 @@ def _place(
     ctype = typed.types.describe(prototype.returned)
     words = max(1, -(-ctype.size // _WORD))
     argument = Argument(
-        name=RETVAL,
         number=prototype.returned,
         ctype=ctype,
         passed=Passed(registers=info.registers[:words]),
     )
-    return Arguments((argument,), registers, typed)
+    return Arguments({RETVAL: argument}, registers, typed)

@@ -49,9 +49,12 @@ class Report:
             error: what it raised.
         """
         probe.errors += 1
-        handler: Callable[..., object] = getattr(probe, word)
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        self._once(probe, (type(error), word), f"{word} at {_where(handler, error)}: {what}")
+
+        def words() -> str:
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            return f"{word} at {_where(getattr(probe, word), error)}: {what}"
+
+        self._once(probe, (type(error), word), words)
 
     def wrong(self, probe: Probe, word: str, what: str) -> None:
         """Count what a handler asked for and cannot have, and tell of it once."""
@@ -60,13 +63,13 @@ class Report:
 
     def notice(self, probe: Probe, word: str, what: str) -> None:
         """Warn once of something that is counted elsewhere."""
-        handler: Callable[..., object] = getattr(probe, word)
-        self._once(probe, (what, word), f"{word} at {_start(handler)}: {what}")
+        self._once(probe, (what, word), lambda: f"{word} at {_start(getattr(probe, word))}: {what}")
 
-    def _once(self, probe: Probe, kind: tuple[object, ...], words: str) -> None:
+    def _once(self, probe: Probe, kind: tuple[object, ...], words: Callable[[], str]) -> None:
+        # To find the words takes a traceback apart.
         if (probe, *kind) not in self._reported:
             self._reported.add((probe, *kind))
-            self.warn(f"{probe.place}: {words} (told once, counted from now on)")
+            self.warn(f"{probe.place}: {words()} (told once, counted from now on)")
 
 
 def _where(handler: Callable[..., object], error: BaseException) -> str:
@@ -105,6 +108,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 FAILED = Outcome(is_well=False)
+_WELL = Outcome(is_well=True)
 
 
 def call_handler(
@@ -130,7 +134,7 @@ def call_handler(
     if probe.clock() - began > probe.timeout_s:
         what = f"took longer than {probe.timeout_s:g} s: the CPU had gone on without it"
         report.notice(probe, word, what)
-    return Outcome(is_well=True, returned=returned)
+    return _WELL if returned is None else Outcome(is_well=True, returned=returned)
 
 
 def why_not(regs: Registers, *, is_elsewhere: bool) -> str:

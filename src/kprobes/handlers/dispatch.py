@@ -8,7 +8,7 @@ When Python is called for a probe, and by whom: all probes of one address togeth
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from functools import partial
+from functools import cached_property, partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ from kprobes.units import Addr
 _PRE, _POST = "pre_handler", "post_handler"
 
 
-class Dispatch(Struct, kw_only=True):
+class Dispatch(Struct, kw_only=True, dict=True):
     """Serves the hits of one address.
 
     A handler that fails changes nothing: the vCPU goes on as if it had not been called.
@@ -46,12 +46,15 @@ class Dispatch(Struct, kw_only=True):
 
     def before(self, vcpu: WaitingVcpu) -> None:
         """Run the pre_handlers, until one sends the CPU elsewhere."""
-        arch = self.live.guest.arch
-        for probe in self._with_handler(_PRE):
-            regs = self._registers(vcpu, self.place.addr + arch.hit_shift)
+        for probe in self.probes:
+            if not probe.is_enabled or probe.pre_handler is None:
+                continue
+            regs = self._registers(vcpu, self._shown)
             outcome = self._call(probe, _PRE, regs)
             is_elsewhere = outcome.is_well and bool(outcome.returned)
-            if outcome.is_well and self._is_possible(probe, _PRE, regs, is_elsewhere=is_elsewhere):
+            if not outcome.is_well or not (is_elsewhere or regs.is_changed_):
+                continue
+            if self._is_possible(probe, _PRE, regs, is_elsewhere=is_elsewhere):
                 vcpu.registers |= changes(regs)
                 if is_elsewhere:
                     vcpu.registers["ip"] = regs.ip_
@@ -59,26 +62,35 @@ class Dispatch(Struct, kw_only=True):
 
     def after(self, vcpu: WaitingVcpu) -> None:
         """Run the post_handlers."""
-        for probe in self._with_handler(_POST):
+        for probe in self.probes:
+            if not probe.is_enabled or probe.post_handler is None:
+                continue
             after_call = self.place.following
             regs = self._registers(vcpu, vcpu.registers["ip"] if after_call is None else after_call)
             outcome = self._call(probe, _POST, regs, 0)
+            if not outcome.is_well or not regs.is_changed_:
+                continue
             is_elsewhere = regs.pc_ in regs.changed_
-            if outcome.is_well and self._is_possible(probe, _POST, regs, is_elsewhere=is_elsewhere):
+            if self._is_possible(probe, _POST, regs, is_elsewhere=is_elsewhere):
                 vcpu.registers |= changes(regs)
                 if is_elsewhere:
                     vcpu.registers["ip"] = regs.ip_
 
-    def _with_handler(self, word: str) -> list[Kprobe]:
-        return [each for each in self.probes if each.is_enabled and getattr(each, word) is not None]
+    @cached_property
+    def _shown(self) -> int:
+        # The ip of a hit, as the kernel's own probes have it.
+        return self.place.addr + self.live.guest.arch.hit_shift
+
+    @cached_property
+    def _constants(self) -> Mapping[str, int]:
+        return self.place.constants(self.live.guest.arch)
 
     def _registers(self, vcpu: WaitingVcpu, ip: int) -> Registers:
-        place, live = self.place, self.live
         hit = Hit(
-            live=live,
+            live=self.live,
             vcpu=vcpu,
-            module=place.module,
-            constants=place.constants(live.guest.arch),
+            module=self.place.module,
+            constants=self._constants,
             arguments=self.arguments,
         )
         return Registers(hit, ip=ip)
@@ -229,7 +241,7 @@ def _instance(probe: Kretprobe, slot: int, task: TaskName, *, is_last: bool) -> 
     return Instance(probe, 0)
 
 
-def _no_arguments() -> tuple[Argument, ...]:
+def _no_arguments() -> Mapping[str, Argument]:
     raise UsageError("arguments are known only at a function's entry: to an entry_handler")
 
 

@@ -10,6 +10,7 @@ from kprobes.handlers.memory import MAX_STRING, NoUser, TaskMemory, task_memory
 from kprobes.handlers.values import DataMemory, Pointer, Typed, load, pointer_to
 from kprobes.image.log import MOST, KernelLog, LogRecord
 from kprobes.model.kernel import Types, place_of
+from kprobes.ports import Tables
 
 if TYPE_CHECKING:
     # An extra.
@@ -27,6 +28,9 @@ class LiveKernel:
         guest, memory = self.guest, self.guest.memory
         self._memory = TaskMemory(memory.ram, memory.tables, NoUser(), task_size=guest.task_size)
         self._program: Program | None = None
+        # Those of the last hit: the next one is mostly of the same task.
+        self._task_memory: tuple[Tables, int, TaskMemory] | None = None
+        self._typed: Typed | None = None
 
     def __repr__(self) -> str:
         """Return what it is: which kernel."""
@@ -116,8 +120,12 @@ class LiveKernel:
 
     def memory_of(self, page_table: int) -> TaskMemory:
         """Return all memory of the task that a page table belongs to."""
-        guest = self.guest
-        return task_memory(guest.tables, page_table=page_table, task_size=guest.task_size)
+        guest, last = self.guest, self._task_memory
+        if last is not None and last[0] is guest.tables and last[1] == page_table:
+            return last[2]
+        found = task_memory(guest.tables, page_table=page_table, task_size=guest.task_size)
+        self._task_memory = guest.tables, page_table, found
+        return found
 
     def typed(self, memory: DataMemory, module: str = "") -> Typed:
         """Return memory with the types that code of a module, or of the kernel itself, has.
@@ -125,8 +133,12 @@ class LiveKernel:
         Raises:
             UsageError: the kernel has no types.
         """
-        types, symbols = self.types_for(module), self.guest.kernel.symbols
-        return Typed(memory=memory, types=types, symbols=symbols, program=self.program)
+        types, symbols, last = self.types_for(module), self.guest.kernel.symbols, self._typed
+        if last is not None and (last.memory, last.types, last.symbols) == (memory, types, symbols):
+            return last
+        found = Typed(memory=memory, types=types, symbols=symbols, program=self.program)
+        self._typed = found
+        return found
 
     def types_for(self, module: str) -> Types:
         """Return the types of a module, or of the kernel itself (``""``).

@@ -36,7 +36,10 @@ class TaskMemory:
         """Return exactly ``size`` bytes, at most 16 MiB, or raise MemoryFault."""
         if not 0 <= size <= _MAX_READ:
             raise MemoryFault(index(addr), size, "too much at once")
-        return b"".join(self._ram.read(*piece) for piece in self._pieces(index(addr), size))
+        pieces = self._pieces(index(addr), size)
+        if len(pieces) == 1:
+            return self._ram.read(*pieces[0])
+        return b"".join(self._ram.read(*piece) for piece in pieces)
 
     def read_u8(self, addr: SupportsIndex) -> int:
         """Return the byte at an address, or raise MemoryFault."""
@@ -97,6 +100,8 @@ class TaskMemory:
     def _pieces(self, addr: int, size: int) -> list[tuple[int, int]]:
         addr = self._checked(addr, size, "read")
         tables, found, at = self._tables(addr), list[tuple[int, int]](), 0
+        if 0 < size <= _PAGE - addr % _PAGE:
+            return [(tables.physical(addr), size)]
         while at < size:
             step = min(size - at, _PAGE - (addr + at) % _PAGE)
             found.append((tables.physical(addr + at), step))

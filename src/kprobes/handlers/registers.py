@@ -1,7 +1,6 @@
 """The registers of probed code as a handler sees them: ``struct pt_regs`` by the kernel's names."""
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from operator import index
 from typing import Any, SupportsIndex
 
@@ -23,7 +22,7 @@ def _no_return() -> Prototype | None:
     raise UsageError("what a function returns is known only when it returns: to a Kretprobe")
 
 
-class Hit(Struct, frozen=True, kw_only=True, dict=True):
+class Hit(Struct, frozen=True, kw_only=True):
     """One vCPU at a probe.
 
     Attributes:
@@ -31,7 +30,8 @@ class Hit(Struct, frozen=True, kw_only=True, dict=True):
         vcpu: the vCPU.
         module: whose code is probed, or "".
         constants: registers whose value is known at such a hit.
-        arguments: returns those of the function that is entered; UsageError when none is.
+        arguments: returns those of the function that is entered, by name; UsageError when none
+            is.
         returning: returns the function that returns, or None where no types tell; UsageError when
             none does.
     """
@@ -40,7 +40,7 @@ class Hit(Struct, frozen=True, kw_only=True, dict=True):
     vcpu: WaitingVcpu
     module: str
     constants: Mapping[str, int]
-    arguments: Callable[[], tuple[Argument, ...]]
+    arguments: Callable[[], Mapping[str, Argument]]
     returning: Callable[[], Prototype | None] = _no_return
 
     @property
@@ -48,12 +48,12 @@ class Hit(Struct, frozen=True, kw_only=True, dict=True):
         """The task's memory, with the types that the probed code has."""
         return self.live.typed(self.memory, self.module)
 
-    @cached_property
+    @property
     def memory(self) -> TaskMemory:
         """All memory of the current task."""
         return self.live.memory_of(self.vcpu.page_table)
 
-    @cached_property
+    @property
     def task(self) -> Pointer:
         """The current task."""
         return self.live.task(self.memory, self.vcpu.task)
@@ -90,11 +90,13 @@ class Registers:
         object.__setattr__(self, "values_", dict(before))
 
     @property
+    def is_changed_(self) -> bool:
+        """Whether any was changed, or ``pc_`` set to anything."""
+        return self.is_sent_ or self.values_ != self.before_
+
+    @property
     def changed_(self) -> set[str]:
         """Names of those that were changed, and ``pc_`` when that was set to anything."""
-        if self.values_ == self.before_:
-            # Nearly always, and in a fifth of the time.
-            return {self.pc_} if self.is_sent_ else set()
         changed = {name for name, value in self.values_.items() if value != self.before_[name]}
         return changed | {self.pc_} if self.is_sent_ else changed
 

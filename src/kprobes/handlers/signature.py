@@ -55,6 +55,9 @@ class Signature(Struct, frozen=True, kw_only=True):
 
     def call(self, values: Callable[[str], Any], probe: Probe, regs: Registers) -> None:
         """Call the handler with the values of what it takes."""
+        if not self.by_keyword and not self.synthetic_fields:
+            self.handler(*map(values, self.by_position))
+            return
         own: dict[str, Any] = {"probe": probe, "regs": regs}
         keywords = {name: values(name) for name in self.by_keyword}
         keywords |= {name: own[name] for name in self.synthetic_fields}
@@ -205,7 +208,7 @@ def entry(registry: Registry, place: str, others: Others) -> AsEntry:
 
     def decorate(handler: Callable[..., object]) -> Kprobe:
         where = registry.find_place(place)
-        names = [argument.name for argument in where.arguments(registry.live)]
+        names = list(where.arguments(registry.live))
         pre_handler = with_signature(handler, where.prototype(registry.live), names)
         return kprobe(registry, place, others)(pre_handler)
 
@@ -219,7 +222,7 @@ def returns(registry: Registry, place: str, others: ReturnOthers) -> AsReturn:
     def decorate(handler: Callable[..., object]) -> Kretprobe:
         where = registry.find_place(place)
         where.check_entry()
-        names = [argument.name for argument in where.arguments(registry.live)]
+        names = list(where.arguments(registry.live))
         made = with_return_signature(handler, where.prototype(registry.live), names)
         handler, entry_handler = made
         probe = Kretprobe(symbol_name=place, handler=handler, entry_handler=entry_handler, **others)

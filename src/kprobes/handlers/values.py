@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from kprobes.errors import UnknownTypeError
-from kprobes.handlers.memory import MAX_STRING, bit_field, check_number, number, pattern
+from kprobes.handlers.memory import (
+    MAX_STRING,
+    NUMBERS,
+    bit_field,
+    check_number,
+    number,
+    pattern,
+)
 from kprobes.model.kernel import CType, MemberPlace, Symbols, TypeKind, Types, place_of
 from kprobes.units import U64
 
@@ -329,6 +336,23 @@ def load(typed: Typed, type_: int, address: int) -> Any:
             return from_bits(typed, ctype, raw)
 
 
+Reader = Callable[[Typed, int], Any]
+"""(memory and types, bits) to the number or the pointer that they are."""
+
+
+def reader_of(types: Types, ctype: CType) -> Reader | None:
+    """Return what reads a type's bits, of which those above its own are ignored.
+
+    None where it is no number and no pointer, or has no size that is known.
+    """
+    if ctype.kind not in NUMBERS or ctype.size == 0:
+        return None
+    if ctype.kind is TypeKind.POINTER:
+        made, target = _pointer_class(types, ctype.target), ctype.target
+        return lambda typed, raw: made(typed, target, raw & U64)
+    return lambda _typed, raw: number(types, ctype, raw)
+
+
 def from_bits(typed: Typed, ctype: CType, raw: int) -> Any:
     """Return a number or a pointer by its bits; those above its own are ignored."""
     if ctype.kind is TypeKind.POINTER:
@@ -352,9 +376,12 @@ def store(typed: Typed, type_: int, address: int, value: int) -> None:
 
 def pointer_to(typed: Typed, target: int, address: int) -> Pointer:
     """Return a pointer to a type."""
-    ctype = typed.types.describe(target)
-    is_text = ctype.kind is TypeKind.VOID or _is_text(ctype)
-    return (TextPointer if is_text else Pointer)(typed, target, address)
+    return _pointer_class(typed.types, target)(typed, target, address)
+
+
+def _pointer_class(types: Types, target: int) -> type[Pointer]:
+    ctype = types.describe(target)
+    return TextPointer if ctype.kind is TypeKind.VOID or _is_text(ctype) else Pointer
 
 
 def _is_text(ctype: CType) -> bool:

@@ -410,7 +410,7 @@ class Kernel(Struct, frozen=True, kw_only=True, eq=False):
 
     def types_for(self, module: str) -> Types | None:
         """Return the types that code of a module, or of the kernel itself (``""``), has."""
-        return self.module_types.get(module, self.types)
+        return self.module_types.get(module, self.types) if module else self.types
 
 
 def version_of(release: str) -> tuple[int, int]:

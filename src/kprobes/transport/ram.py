@@ -64,6 +64,16 @@ class RunMap:
         self._starts = [start for start, _ in runs]
         self._stops = [start + size for start, size in runs]
 
+    def holder(self, addr: int, size: int) -> int:
+        """Return the index of the run that has all of some bytes, or -1 where none has.
+
+        Args:
+            addr: the first byte's.
+            size: bytes.
+        """
+        index = bisect_right(self._starts, addr) - 1
+        return index if index >= 0 and 0 < size <= self._stops[index] - addr else -1
+
     def split(self, addr: int, size: int, verb: str = "read") -> list[tuple[int, int, int]]:
         """Return (index of the run, offset in it, size) of each piece, or raise MemoryFault.
 
@@ -72,10 +82,11 @@ class RunMap:
             size: bytes.
             verb: what fails, for the error: ``read`` or ``write``.
         """
-        index = bisect_right(self._starts, addr) - 1
-        if index >= 0 and 0 < size <= self._stops[index] - addr:
+        index = self.holder(addr, size)
+        if index >= 0:
             # Nearly always, and in a third of the time.
             return [(index, addr - self._starts[index], size)]
+        index = bisect_right(self._starts, addr) - 1
         pieces: list[tuple[int, int, int]] = []
         at, left = addr, size
         while left > 0:
@@ -111,7 +122,8 @@ class SharedRam:
             if run.offset < 0 or run.offset + run.size > len(self._files[run.path]):
                 self.close()
                 raise ValueError(f"RAM at {run.start:#x} is beyond the end of {run.path}")
-        self._places = [(self._files[run.path], run.offset) for run in runs]
+        # By run: its file, and what an address is moved by to be an offset there.
+        self._places = [(self._files[run.path], run.offset - run.start) for run in runs]
 
     @property
     def runs(self) -> tuple[tuple[Phys, int], ...]:
@@ -120,11 +132,11 @@ class SharedRam:
 
     def read(self, addr: int, size: int) -> bytes:
         """Return exactly ``size`` bytes, or raise MemoryFault."""
-        pieces = self._map.split(addr, size)
-        if len(pieces) == 1:
-            index, at, _ = pieces[0]
-            data, start = self._places[index]
-            return data[start + at : start + at + size]
+        index = self._map.holder(addr, size)
+        if index >= 0:
+            # Nearly always.
+            data, moved = self._places[index]
+            return data[addr + moved : addr + moved + size]
         return b"".join(data[at : at + n] for data, at, n in self._pieces(addr, size, verb="read"))
 
     def read_many(self, spans: Sequence[Span]) -> list[bytes]:
@@ -160,8 +172,8 @@ class SharedRam:
 
     def _pieces(self, addr: int, size: int, *, verb: str) -> Iterator[tuple[mmap.mmap, int, int]]:
         for index, offset, n in self._map.split(addr, size, verb):
-            data, start = self._places[index]
-            yield data, start + offset, n
+            data, moved = self._places[index]
+            yield data, self.runs[index][0] + offset + moved, n
 
 
 class ProcessRam:

@@ -7,7 +7,7 @@ block of pages. Nothing is cached: the guest changes its tables.
 """
 
 from collections.abc import Iterator
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from kprobes.arch.paging import (
     Entry,
     Pieces,
     Words,
-    physical,
     pieces,
     read,
     table_words,
@@ -41,6 +40,7 @@ _GRANULES_0 = {0b00: 12, 0b10: 14, 0b01: 16}
 _GRANULES_1 = {0b10: 12, 0b01: 14, 0b11: 16}
 _WIDE_TABLES, _WIDE_OUTPUT = 1 << 59, 0b110
 _TBI_0, _TBI_1 = 1 << 37, 1 << 38
+_Bits = TypeVar("_Bits", int, Words)
 
 
 class Layout:
@@ -52,6 +52,7 @@ class Layout:
         ignores_tag: whether the top byte of an address means nothing.
         has_wide_tables: 52-bit physical addresses in tables of 4 or 16 KiB.
         has_wide_output: whether table registers have 52-bit addresses.
+        steps: (level, log2 of what an entry maps, last index), from the first table on.
     """
 
     def __init__(self, tcr: int, *, is_user: bool) -> None:
@@ -64,6 +65,10 @@ class Layout:
         self.ignores_tag = bool(tcr & (_TBI_0 if is_user else _TBI_1))
         self.has_wide_tables = bool(tcr & _WIDE_TABLES) and self.shift != 16
         self.has_wide_output = tcr >> 32 & 7 == _WIDE_OUTPUT
+        self.steps = tuple(
+            (level, self.page_shift(level), self.count(level) - 1)
+            for level in range(self.first, _LAST + 1)
+        )
 
     @property
     def first(self) -> int:
@@ -88,20 +93,20 @@ class Layout:
             return Phys(low)
         return Phys(low & ~0x3F | (register >> 2 & 0xF) << 48)
 
-    def output(self, words: Words, shift: int) -> Words:
+    def output(self, words: _Bits, shift: int) -> _Bits:
         """Return the physical addresses in entries, a copy of the same shape.
 
         Args:
-            words: entries, of any shape.
+            words: one entry, or some of any shape.
             shift: log2 of what the addresses are aligned to.
         """
-        found = words & np.uint64(0x0000_FFFF_FFFF_FFFF & -(1 << self.shift))
+        found = words & (0x0000_FFFF_FFFF_FFFF & -(1 << self.shift))
         if self.shift == 16:
-            found = found | (words >> np.uint64(12) & np.uint64(0xF)) << np.uint64(48)
+            found = found | (words >> 12 & 0xF) << 48
         elif self.has_wide_tables:
-            found = found | words & np.uint64(0b11 << 48)
-            found = found | (words >> np.uint64(8) & np.uint64(0b11)) << np.uint64(50)
-        return found & np.uint64(-(1 << shift) & U64)
+            found = found | words & 0b11 << 48
+            found = found | (words >> 8 & 0b11) << 50
+        return found & (-(1 << shift) & U64)
 
 
 class PageTables:
@@ -141,9 +146,10 @@ class PageTables:
         found = self._leaf(addr)
         if found is None:
             return None
-        word, shift, rights = found
+        word, shift, above = found
+        rights = above & int(self._rights(np.array([word], np.uint64))[0])
         return Entry(
-            phys=Phys(int(self.layout.output(np.array([word], np.uint64), shift)[0])),
+            phys=Phys(self.layout.output(word, shift)),
             size=1 << shift,
             is_writable=bool(rights & WRITABLE),
             is_executable=bool(rights & EXECUTABLE),
@@ -159,30 +165,32 @@ class PageTables:
         if found is None:
             raise MemoryFault(addr, 1)
         word, _, _ = found
-        output = int(self.layout.output(np.array([word], np.uint64), self.layout.shift)[0])
+        output = self.layout.output(word, self.layout.shift)
         # As a page has it, even where a block of them is mapped.
         return word & ~(output | _CONTIGUOUS) | _TABLE
 
     def _leaf(self, addr: int) -> tuple[int, int, int] | None:
-        # The entry that maps an address, log2 of what it maps, and its rights.
+        # The entry that maps an address, log2 of what it maps, and the rights of all above it.
         layout, at = self.layout, self._offset(addr)
         table, rights = int(self.root), WRITABLE | EXECUTABLE
-        for level in range(layout.first, _LAST + 1):
-            shift = layout.page_shift(level)
-            index = at >> shift & (layout.count(level) - 1)
+        for level, shift, last in layout.steps:
+            index = at >> shift & last
             word = int.from_bytes(self.ram.read(table + 8 * index, 8), "little")
             if not word & _VALID or (level == _LAST and not word & _TABLE):
                 return None
-            words = np.array([word], np.uint64)
             if level == _LAST or not word & _TABLE:
-                return word, shift, rights & int(self._rights(words)[0])
+                return word, shift, rights
             rights &= self._rights_below(word)
-            table = int(layout.output(words, layout.shift)[0])
+            table = layout.output(word, layout.shift)
         raise AssertionError("level 3 has pages only")
 
     def physical(self, addr: int) -> Phys:
         """Return where an address lies in guest-physical memory, or raise MemoryFault."""
-        return physical(self.entry, addr)
+        found = self._leaf(addr)
+        if found is None:
+            raise MemoryFault(addr, 1)
+        word, shift, _ = found
+        return Phys(self.layout.output(word, shift) | addr & (1 << shift) - 1)
 
     def pieces(self, addr: int, size: int) -> Iterator[tuple[Phys, int]]:
         """Cut a range into (phys, size) at page borders, in order, or raise MemoryFault."""

@@ -5,7 +5,7 @@ entry's bits 12 to 51 are the physical address of the next table, or of the page
 the last level or its PS bit is set. Nothing is cached: the guest changes its tables.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
 import numpy as np
@@ -17,7 +17,6 @@ from kprobes.arch.paging import (
     Entry,
     Pieces,
     Words,
-    physical,
     pieces,
     read,
     table_words,
@@ -66,6 +65,7 @@ class PageTables:
         self.ram = ram
         self.root = Phys(cr3 & _FRAME)
         self.levels = levels
+        self._steps = _STEPS[-levels:]
 
     def rooted(self, root: int) -> Self:
         """Return tables of the same kind that begin elsewhere; also a CR3."""
@@ -84,10 +84,10 @@ class PageTables:
         Raises:
             MemoryFault: the address is not canonical, or a table lies outside RAM.
         """
-        words = list(self._walk(addr))
+        words = self._walk(addr)
         if not words[-1] & _PRESENT:
             return None
-        size = 1 << _shift(self.levels + 1 - len(words))
+        size = self._page_size(words)
         return Entry(
             phys=Phys(words[-1] & _FRAME & -size),
             size=size,
@@ -101,26 +101,34 @@ class PageTables:
         Raises:
             MemoryFault: nothing is mapped there.
         """
-        *_, last = self._walk(addr)
+        last = self._walk(addr)[-1]
         if not last & _PRESENT:
             raise MemoryFault(addr, 1)
         return last & ~(_FRAME | _LARGE)
 
-    def _walk(self, addr: int) -> Iterator[int]:
+    def _walk(self, addr: int) -> list[int]:
         # The words that lead to a page, its own last; or one that leads nowhere.
         self._check_canonical(addr)
-        table = int(self.root)
-        for level in range(self.levels, 0, -1):
-            index = addr >> _shift(level) & (_ENTRIES - 1)
-            word = int.from_bytes(self.ram.read(table + 8 * index, 8), "little")
-            yield word
-            if not word & _PRESENT or _is_leaf(word, level):
-                return
+        table, read, words = int(self.root), self.ram.read, list[int]()
+        for level, shift in self._steps:
+            index = addr >> shift & (_ENTRIES - 1)
+            word = int.from_bytes(read(table + 8 * index, 8), "little")
+            words.append(word)
+            if level == 1 or not word & _PRESENT or _is_leaf(word, level):
+                break
             table = word & _FRAME
+        return words
+
+    def _page_size(self, words: Sequence[int]) -> int:
+        return 1 << _shift(self.levels + 1 - len(words))
 
     def physical(self, addr: int) -> Phys:
         """Return where an address lies in guest-physical memory, or raise MemoryFault."""
-        return physical(self.entry, addr)
+        words = self._walk(addr)
+        if not words[-1] & _PRESENT:
+            raise MemoryFault(addr, 1)
+        size = self._page_size(words)
+        return Phys(words[-1] & _FRAME & -size | addr & (size - 1))
 
     def pieces(self, addr: int, size: int) -> Iterator[tuple[Phys, int]]:
         """Cut a range into (phys, size) at page borders, in order, or raise MemoryFault."""
@@ -154,6 +162,9 @@ class PageTables:
 
 def _shift(level: int) -> int:
     return 12 + 9 * (level - 1)
+
+
+_STEPS = tuple((level, _shift(level)) for level in range(5, 0, -1))
 
 
 def _is_leaf(word: int, level: int) -> bool:
