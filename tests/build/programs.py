@@ -13,6 +13,8 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _START = _HEADER.size + _SEGMENT.size
 _EPOLL_CTL_ADD = 1
+_READ, _PRIVATE, _FIXED, _HERE, _FILE = 1, 2, 16, -100, 3
+"""PROT_READ, MAP_PRIVATE, MAP_FIXED, AT_FDCWD, and the first descriptor that is free."""
 Call = tuple[str, *tuple[int, ...]]
 """A system call by name, and up to six arguments."""
 
@@ -81,6 +83,7 @@ class _Amd64(_Isa):
     numbers: ClassVar[Mapping[str, int]] = {
         "read": 0,
         "write": 1,
+        "mmap": 9,
         "exit": 60,
         "getppid": 110,
         "sched_get_priority_min": 147,
@@ -131,6 +134,7 @@ class _Arm64(_Isa):
         "exit": 93,
         "sched_get_priority_min": 126,
         "getppid": 173,
+        "mmap": 222,
     }
     registers = (8, 0, 1, 2, 3, 4, 5)
     kept = (19, 20, 21)
@@ -235,6 +239,24 @@ def nested_epolls(depth: int, *, arch: str = "amd64") -> bytes:
     body = b"".join(loop)
     head = isa.ask("epoll_create1", 0) + isa.copy(last, isa.result) + isa.load(counter, depth)
     return program(head + body + isa.count_down(counter, body) + isa.ask("exit", 0), arch=arch)
+
+
+def mapping(path: str, addr: int, count: int, *, arch: str = "amd64") -> bytes:
+    """Return a program that maps a file's first page so often, and then reads its input.
+
+    Args:
+        path: of the file.
+        addr: where it is mapped first; the others come after it, each two pages farther.
+        count: how often.
+        arch: the guest's, by Debian's name.
+    """
+    size, name = PAGE * (1 + count // 32), path.encode() + b"\0"
+    maps = [
+        ("mmap", addr + 2 * n * PAGE, PAGE, _READ, _PRIVATE | _FIXED, _FILE, 0)
+        for n in range(count)
+    ]
+    opened = ("openat", _HERE, BASE + size - len(name), 0, 0)
+    return syscalls([opened, *maps, ("read", 0, BASE, 1)], size=size, tail=name, arch=arch)
 
 
 def framed(call: str, depth: int, *, arch: str = "amd64") -> bytes:

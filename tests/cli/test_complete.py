@@ -71,7 +71,7 @@ def test_commands_and_options_are_offered() -> None:
 def test_trace_options_are_those_that_the_command_has() -> None:
     assert offered("kprobe record -O no") == {"norecord-tgid", "nostacktrace", "nouserstacktrace"}
     assert offered("kprobe report -O re") == {"record-tgid"}
-    assert offered("kprobe trace -O s") == {"stacktrace", "sym-addr", "sym-offset"}
+    assert offered("kprobe trace -O s") == {"stacktrace", "sym-addr", "sym-offset", "sym-userobj"}
 
 
 def test_targets_are_those_of_this_machine_and_of_journals() -> None:

@@ -9,6 +9,7 @@ task, interrupts and soft interrupts.
 
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,32 @@ def test_the_stack_of_a_program_is_an_entry_of_its_own_after_the_kernels() -> No
     ]
     # One of a task that is the kernel's has none.
     assert b"user" not in b"".join(out[7:])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["sym-userobj"], [b" => /bin/a\x1b[+0x9a] of 7", b" =>  <0000000000401000>"]),
+        (
+            ["sym-userobj", "sym-addr"],
+            [b" => /bin/a\x1b[+0x9a] of 7 <00007f123456789a>", b" =>  <0000000000401000>"],
+        ),
+    ],
+)
+def test_a_programs_stack_shows_the_file_of_each_address(
+    options: Sequence[str], expected: list[bytes]
+) -> None:
+    def program_at(pid: int, addr: int) -> bytes | None:
+        return b"/bin/a\x1b[+%#x] of %d" % (addr & 0xFF, pid) if addr > 1 << 32 else None
+
+    layout = make_layout(1, ("userstacktrace",), names=("common_userstacktrace",))
+    row = Row(pid=7, values=(packed([0x7F12_3456_789A, 0x40_1000]),))
+    source = replace(NEW, program_at=program_at, options=text_options(options))
+
+    assert lines_of(make_events([make_batch(layout, [row])]), source)[-2:] == expected
+    screen = Terminal()
+    TextSink(screen, source).write(make_events([make_batch(layout, [row])]))
+    assert screen.getvalue().split(b"\n")[-3] == expected[0].replace(b"\x1b", b"\\x1b")
 
 
 def test_on_a_terminal_a_stack_is_lines_and_its_names_move_no_cursor() -> None:

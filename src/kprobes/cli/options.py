@@ -225,8 +225,8 @@ def add_trace_options(
     """
     of_records = "of records stacktrace (the kernel's), userstacktrace (the program's), "
     of_records += "record-tgid (the task's process)"
-    of_text = "of text sym-offset, sym-addr, record-tgid, fields, raw, hex, bin, verbose, "
-    of_text += "noirq-info, nocontext-info, noprint-parent"
+    of_text = "of text sym-offset, sym-addr, sym-userobj, record-tgid, fields, raw, hex, bin, "
+    of_text += "verbose, noirq-info, nocontext-info, noprint-parent"
     what = [of_records] * records + [of_text] * prints
     parser.add_argument(
         "-O",

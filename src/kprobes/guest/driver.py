@@ -31,6 +31,7 @@ from kprobes.guest.pauses import PacedChange
 from kprobes.guest.places import Places, places_of, unchecked
 from kprobes.guest.planner import Planner, Prepared
 from kprobes.guest.prepare import follow
+from kprobes.guest.programs import Programs
 from kprobes.guest.recorder import Recorder, open_drain
 from kprobes.guest.release import DeadCalls, free_when_idle
 from kprobes.guest.stacks import Leaving, restore_callers, stopped_outside
@@ -131,7 +132,8 @@ class GuestDriver:
     @property
     def source(self) -> TraceSource:
         """What sinks need to know of it."""
-        return trace_source(self.guest, self.cpus, has_ns=self._allocator.has_ns)
+        source = trace_source(self.guest, self.cpus, has_ns=self._allocator.has_ns)
+        return replace(source, program_at=Programs(self.guest))
 
     def parse(self, text: str) -> Iterator[Statement]:
         """Yield what the lines of a text say, or raise DefinitionError."""

@@ -19,6 +19,7 @@ class TextOptions(Struct, frozen=True, kw_only=True):
         print_parent: functions of the function tracer are followed by their callers.
         sym_offset: functions of stacks, and of the function tracer, have their offsets.
         sym_addr: places of probes and functions are followed by their addresses.
+        sym_userobj: addresses in stacks of programs are shown by the file that is mapped there.
         context_info: task, CPU and time stand in front of an event.
         irq_info: with them, in which context it was.
         record_tgid: with them, the pid of the task's process, where records have it.
@@ -31,6 +32,7 @@ class TextOptions(Struct, frozen=True, kw_only=True):
     print_parent: bool = True
     sym_offset: bool = False
     sym_addr: bool = False
+    sym_userobj: bool = False
     context_info: bool = True
     irq_info: bool = True
     record_tgid: bool = False

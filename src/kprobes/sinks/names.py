@@ -162,6 +162,10 @@ def _unknown(number: int) -> str:
     return ""
 
 
+def _nowhere(_pid: int, _addr: int) -> bytes | None:
+    return None
+
+
 class TraceSource(Struct, frozen=True, kw_only=True):
     """The traced kernel, as far as its trace file's looks depend on it.
 
@@ -171,6 +175,8 @@ class TraceSource(Struct, frozen=True, kw_only=True):
         entries: how many events there will be, or None while they are still coming.
         symbol_at: an address to what ``%pS`` prints for it, ``sym+0x1/0x40 [mod]``; as a
             number when no symbols are known.
+        program_at: (pid, address of its program) to what is shown of that; None where no file is
+            mapped, or that is not known.
         system_call: the number of a system call to its name, ``sys_openat``, or "".
         trampoline: where functions return to that the guest's own return probes have taken over,
             where its trace file has no name for that; else None.
@@ -188,6 +194,7 @@ class TraceSource(Struct, frozen=True, kw_only=True):
     cpus: int
     entries: int | None = None
     symbol_at: Callable[[int], str] = _number
+    program_at: Callable[[int, int], bytes | None] = _nowhere
     system_call: Callable[[int], str] = _unknown
     trampoline: int | None = None
     has_ns: bool = True

@@ -193,6 +193,7 @@ _US_PER_S = np.uint64(1_000_000)
 
 
 _ENTRY = b"%%b%%b<%b>\n%%b"
+_USER_FRAME = b" => %b%b\n"
 _FUNCTION = "function"
 """The function tracer's event."""
 
@@ -319,6 +320,8 @@ class TextSink:
                 continue
             entry, texts = self._entries.get(field.name, (b"", self._stacks))
             stacks = map(texts.__getitem__, values.tolist())
+            if field.name == USER_STACKTRACE and self._options.sym_userobj:
+                stacks = map(self._of_program, batch.pid.tolist(), values.tolist())
             if entry:
                 # As of the kernel's trace option, or trigger: an entry of its own.
                 entries = zip(lines, heads(), stacks, strict=True)
@@ -378,6 +381,17 @@ class TextSink:
         pairs = zip(self._frames(stack), addresses(stack), strict=True)
         return b"".join(b" => %b\n" % self._place(frame, addr) for frame, addr in pairs)
 
+    def _of_program(self, pid: int, stack: bytes) -> bytes:
+        # With it; seq_print_user_ip() in kernel/trace/trace_output.c.
+        frames = list[bytes]()
+        for addr in addresses(stack):
+            place = self._source.program_at(pid, addr) or b""
+            has_addr = self._options.sym_addr or not place
+            if self._is_terminal:
+                place = visible(place.decode(errors="surrogateescape")).encode()
+            frames.append(_USER_FRAME % (place, b" <%016x>" % addr * has_addr))
+        return b"".join(frames)
+
     def _frames(self, stack: bytes) -> Iterable[bytes]:
         frames = self._names.stack(stack)
         if not self._is_terminal:
@@ -399,7 +413,7 @@ class TextSink:
 
 def _user_entry(stack: bytes) -> bytes:
     # trace_user_stack_print(), without the option ``sym-userobj``.
-    return b"".join(b" =>  <%016x>\n" % addr for addr in addresses(stack))
+    return b"".join(_USER_FRAME % (b"", b" <%016x>" % addr) for addr in addresses(stack))
 
 
 def _head(version: tuple[int, int], options: TextOptions, info: ContextInfo) -> bytes:

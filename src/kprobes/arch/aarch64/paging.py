@@ -7,7 +7,7 @@ block of pages. Nothing is cached: the guest changes its tables.
 """
 
 from collections.abc import Iterator
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class Layout:
             words: one entry, or some of any shape.
             shift: log2 of what the addresses are aligned to.
         """
-        found = words & (0x0000_FFFF_FFFF_FFFF & -(1 << self.shift))
+        found: Any = words & (0x0000_FFFF_FFFF_FFFF & -(1 << self.shift))
         if self.shift == 16:
             found = found | (words >> 12 & 0xF) << 48
         elif self.has_wide_tables:

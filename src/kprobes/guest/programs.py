@@ -1,0 +1,200 @@
+"""Files that programs of the guest have mapped, by its kernel's lists: where an address lies.
+
+As the kernel's trace option ``sym-userobj`` shows them (seq_print_user_ip() in
+kernel/trace/trace_output.c): the file's path as d_path() has it, and how far the address is behind
+the beginning of the mapping. A task's mappings are a list (``mm->mmap``), since 6.1 a maple tree
+(include/linux/maple_tree.h, lib/maple_tree.c):
+
+    ma_root:          0, a single entry, or a node with 0b10 in its lowest bits
+    a node:           its address, 256 bytes aligned; bits 3 to 6 what it is
+    maple_leaf_64 1, maple_range_64 2:  pivot[15], slot[16]
+    maple_arange_64 3:                  pivot[9], slot[10]
+    slot[i] is of what follows pivot[i - 1], up to pivot[i]; the last one up to the node's own end
+
+The guest runs meanwhile, and may be hostile: what does not add up is as if it were not there.
+"""
+
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from kprobes.errors import MemoryFault, TargetError
+from kprobes.guest.guest import Guest
+from kprobes.guest.stacks import each_task
+from kprobes.units import U64
+
+_FRESH_S = 0.1
+"""For so long nobody looks again: a program is replaced, or maps something else."""
+_KEPT_S = 5.0
+"""For so long what a task had is known after its end: its events come later."""
+_MAX_TASKS, _MAX_MAPPINGS, _MAX_NODES, _MAX_NAMES = 1024, 1 << 14, 1 << 12, 256
+_NODE, _IS_NODE, _LOWEST = 256, 0b10, 4096
+_HEIGHT = 31
+"""MAPLE_HEIGHT_MAX."""
+_LEAF, _RANGE, _ARANGE = 1, 2, 3
+_SLOTS = {_LEAF: 16, _RANGE: 16, _ARANGE: 10}
+_NEWLINE = (b"\n", rb"\012")
+
+
+class _Mapping(Struct, frozen=True):
+    start: int
+    stop: int
+    path: bytes
+
+
+class _Found(Struct, frozen=True):
+    # Those of one task, by their addresses.
+    at: float
+    mappings: Sequence[_Mapping]
+
+
+class Programs:
+    """The programs of one guest."""
+
+    def __init__(self, guest: Guest) -> None:
+        """Look up nothing yet."""
+        self._guest = guest
+        self._found: dict[int, _Found] = {}
+
+    def __call__(self, pid: int, addr: int) -> bytes | None:
+        """Return what is shown of an address of a task's program: ``/bin/sh[+0x1234]``.
+
+        None where no file is mapped, or the task is not known.
+        """
+        mappings = self._mappings(pid)
+        index = bisect_right(mappings, addr, key=lambda each: each.start) - 1
+        if index < 0 or addr >= mappings[index].stop or not mappings[index].path:
+            return None
+        return b"%b[+0x%x]" % (mappings[index].path, addr - mappings[index].start)
+
+    def _mappings(self, pid: int) -> Sequence[_Mapping]:
+        now, known = time.monotonic(), self._found.get(pid)
+        if known is not None and now < known.at + _FRESH_S:
+            return known.mappings
+        mappings = self._read(pid)
+        if mappings is None:
+            return known.mappings if known is not None and now < known.at + _KEPT_S else ()
+        if len(self._found) >= _MAX_TASKS:
+            self._found.clear()
+        self._found[pid] = _Found(now, mappings)
+        return mappings
+
+    def _read(self, pid: int) -> Sequence[_Mapping] | None:
+        # None when there is no such task, or it has no memory of its own, or none any more.
+        try:
+            with self._guest.readable():
+                mm = self._mm(pid)
+                return sorted(self._each(mm), key=lambda each: each.start) if mm else None
+        except (MemoryFault, TargetError):
+            return None
+
+    def _mm(self, pid: int) -> int:
+        memory, kernel = self._guest.memory, self._guest.kernel
+        number, mm = (kernel.offset("task_struct", name) for name in ("pid", "mm"))
+        for task in each_task(memory, kernel):
+            if int.from_bytes(memory.read(task + number, 4), "little") == pid:
+                return memory.u64(task + mm)
+        return 0
+
+    def _each(self, mm: int) -> Iterator[_Mapping]:
+        memory, kernel = self._guest.memory, self._guest.kernel
+        start, stop, file = (
+            kernel.offset("vm_area_struct", name) for name in ("vm_start", "vm_end", "vm_file")
+        )
+        paths: dict[int, bytes] = {0: b""}
+        for count, area in enumerate(self._areas(mm)):
+            if count == _MAX_MAPPINGS:
+                raise TargetError("a task of the guest has more mappings than can be true")
+            mapped = memory.u64(area + file)
+            if mapped not in paths:
+                paths[mapped] = self._path(mapped)
+            yield _Mapping(memory.u64(area + start), memory.u64(area + stop), paths[mapped])
+
+    def _areas(self, mm: int) -> Iterator[int]:
+        memory, kernel = self._guest.memory, self._guest.kernel
+        if kernel.version >= (6, 1):
+            root = memory.u64(mm + kernel.offset("mm_struct", "mm_mt.ma_root"))
+            yield from _Tree(self._guest).entries(root)
+            return
+        following = kernel.offset("vm_area_struct", "vm_next")
+        area = memory.u64(mm + kernel.offset("mm_struct", "mmap"))
+        while area:
+            yield area
+            area = memory.u64(area + following)
+
+    def _path(self, file: int) -> bytes:
+        # prepend_path() in fs/d_path.c, from the root of all.
+        memory, offset = self._guest.memory, self._guest.kernel.offset
+        inner, up, point = (offset("mount", m) for m in ("mnt", "mnt_parent", "mnt_mountpoint"))
+        root, parent = offset("vfsmount", "mnt_root"), offset("dentry", "d_parent")
+        dentry = memory.u64(file + offset("file", "f_path.dentry"))
+        mount = memory.u64(file + offset("file", "f_path.mnt")) - inner
+        is_deleted = not memory.u64(dentry + offset("dentry", "d_hash.pprev"))
+        names = list[bytes]()
+        for _ in range(_MAX_NAMES):
+            above = memory.u64(dentry + parent)
+            if dentry == memory.u64(mount + inner + root):
+                outer = memory.u64(mount + up)
+                if outer == mount:
+                    break
+                dentry, mount = memory.u64(mount + point), outer
+                continue
+            names.append(self._name(dentry))
+            if above == dentry:
+                # Of a file system that is mounted nowhere.
+                break
+            dentry = above
+        path = b"/" + b"/".join(reversed(names))
+        return path.replace(*_NEWLINE) + b" (deleted)" * is_deleted
+
+    def _name(self, dentry: int) -> bytes:
+        memory, offset = self._guest.memory, self._guest.kernel.offset
+        text = memory.u64(dentry + offset("dentry", "d_name.name"))
+        size = memory.read(dentry + offset("dentry", "d_name.len"), 4)
+        return memory.read(text, min(int.from_bytes(size, "little"), _MAX_NAMES))
+
+
+class _Tree:
+    # A maple tree, of which not more is read than can be there.
+    def __init__(self, guest: Guest) -> None:
+        self._memory, self._left = guest.memory, _MAX_NODES
+        offset = guest.kernel.offset
+        self._places = {
+            kind: (offset(struct, "pivot"), offset(struct, "slot"))
+            for kind, struct in (
+                (_LEAF, "maple_range_64"),
+                (_RANGE, "maple_range_64"),
+                (_ARANGE, "maple_arange_64"),
+            )
+        }
+
+    def entries(self, root: int) -> Iterator[int]:
+        """Yield what is in the tree that has this as ``ma_root``."""
+        if root & 0b11 == _IS_NODE and root > _LOWEST:
+            yield from self._below(root, U64, _HEIGHT)
+        elif root:
+            yield root
+
+    def _below(self, entry: int, stop: int, height: int) -> Iterator[int]:
+        # What is below a node whose last index is ``stop``.
+        kind = entry >> 3 & 0xF
+        self._left -= 1
+        if self._left < 0 or not height or kind not in _SLOTS:
+            raise TargetError("the mappings of a task of the guest do not add up")
+        node, count = self._memory.read(entry & -_NODE, _NODE), _SLOTS[kind]
+        pivots, slots = (_words(node, at, count) for at in self._places[kind])
+        for index in range(count):
+            # One without a pivot of its own is the node's last.
+            has_pivot = index < count - 1 and (pivots[index] or not index)
+            last = min(pivots[index], stop) if has_pivot else stop
+            if slots[index]:
+                is_leaf, entry = kind == _LEAF, slots[index]
+                yield from [entry] if is_leaf else self._below(entry, last, height - 1)
+            if last == stop:
+                return
+
+
+def _words(node: bytes, at: int, count: int) -> Sequence[int]:
+    return memoryview(node[at : at + 8 * count]).cast("Q")

@@ -1,0 +1,156 @@
+"""Mappings of tasks in memory that is damaged, or hostile."""
+
+import struct
+from collections.abc import Mapping
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kprobes.errors import MemoryFault
+from kprobes.guest import programs
+from kprobes.guest.guest import Guest
+from kprobes.guest.programs import Programs
+
+TASK, MM, AREA, FILE, MOUNT, DENTRY, ROOT = (0x1000 * n for n in range(1, 8))
+NODE, NAME = 0x10000, 0x20000
+_OFFSETS = {
+    name: 8 * n
+    for n, name in enumerate(
+        (
+            *("pid", "mm", "mm_mt.ma_root", "mmap", "vm_start", "vm_end", "vm_file", "vm_next"),
+            *("mnt", "mnt_parent", "mnt_mountpoint", "d_parent", "d_hash.pprev", "d_name.name"),
+            *("d_name.len", "f_path.dentry", "f_path.mnt"),
+        )
+    )
+}
+"""Of members, whose names no two structs share; those of nodes are the kernel's."""
+_NODES = {
+    ("maple_range_64", "pivot"): 8,
+    ("maple_range_64", "slot"): 128,
+    ("maple_arange_64", "pivot"): 8,
+    ("maple_arange_64", "slot"): 80,
+    ("vfsmount", "mnt_root"): 0,
+}
+LEAF, RANGE, ARANGE = (kind << 3 | 0b100 for kind in (1, 2, 3))
+AS_ROOT = 0b10
+
+
+class _Memory:
+    def __init__(self) -> None:
+        self.words: dict[int, int] = {}
+
+    def put(self, addr: int, member: str, value: int) -> None:
+        self.words[addr + _OFFSETS[member]] = value
+
+    def read(self, addr: int, size: int) -> bytes:
+        first, last = addr & -8, addr + size
+        if first not in self.words and size != 256:
+            raise MemoryFault(addr, size)
+        found = b"".join(struct.pack("<Q", self.words.get(a, 0)) for a in range(first, last, 8))
+        return found[addr - first :][:size]
+
+    def u64(self, addr: int) -> int:
+        return int.from_bytes(self.read(addr, 8), "little")
+
+    def node(self, at: int, entries: Mapping[int, int], kind: int) -> int:
+        """Put a node with the last index of each slot, and return what points to it."""
+        slots = _NODES["maple_arange_64" if kind == ARANGE else "maple_range_64", "slot"]
+        for n, (last, entry) in enumerate(entries.items()):
+            self.words[at + 8 + 8 * n] = last
+            self.words[at + slots + 8 * n] = entry
+        return at | kind
+
+    def area(self, at: int, start: int, stop: int) -> int:
+        for member, value in (("vm_start", start), ("vm_end", stop), ("vm_file", FILE)):
+            self.put(at, member, value)
+        return at
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> _Memory:
+    def each_task(*_: object) -> tuple[int, ...]:
+        return (TASK,)
+
+    monkeypatch.setattr(programs, "each_task", each_task)
+    made = _Memory()
+    for addr, member, value in (
+        *((TASK, "pid", 7), (TASK, "mm", MM)),
+        *((FILE, "f_path.dentry", DENTRY), (FILE, "f_path.mnt", MOUNT + _OFFSETS["mnt"])),
+        *((MOUNT, "mnt", ROOT), (MOUNT, "mnt_parent", MOUNT), (MOUNT, "mnt_mountpoint", ROOT)),
+        *((DENTRY, "d_parent", ROOT), (DENTRY, "d_hash.pprev", 1), (ROOT, "d_parent", ROOT)),
+        *((DENTRY, "d_name.name", NAME), (DENTRY, "d_name.len", 3)),
+    ):
+        made.put(addr, member, value)
+    made.words[NAME] = int.from_bytes(b"a\nb\0", "little")
+    return made
+
+
+def programs_of(memory: _Memory, *, version: tuple[int, int] = (6, 1)) -> Programs:
+    def offset(struct_: str, member: str) -> int:
+        return _NODES.get((struct_, member), _OFFSETS.get(member, 0))
+
+    kernel = SimpleNamespace(version=version, offset=offset)
+    guest: Any = SimpleNamespace(memory=memory, kernel=kernel, readable=nullcontext)
+    return Programs(cast("Guest", guest))
+
+
+def test_an_area_alone_needs_no_tree(memory: _Memory) -> None:
+    memory.put(MM, "mm_mt.ma_root", memory.area(AREA, 0x400000, 0x401000))
+    found = programs_of(memory)
+
+    assert found(7, 0x400000) == rb"/a\012b[+0x0]"
+    assert found(7, 0x400FFF) == rb"/a\012b[+0xfff]"
+    assert found(7, 0x401000) is None
+    assert found(7, 0x3FFFFF) is None
+    assert found(8, 0x400000) is None
+
+
+def test_trees_of_several_levels_are_followed_to_each_nodes_own_end(memory: _Memory) -> None:
+    areas = [memory.area(AREA + 0x100 * n, n << 20, (n << 20) + 0x1000) for n in range(4)]
+    first = memory.node(NODE, {0xFFF: areas[0], 0xFFFFF: 0, 0x100FFF: areas[1]}, LEAF)
+    # Without a last index: to the end of all. What is behind it was another's.
+    second = memory.node(NODE + 0x100, {0x200FFF: areas[2], 0: areas[3]}, LEAF)
+    memory.words[NODE + 0x100 + 128 + 16] = 0xDEAD
+    top = memory.node(NODE + 0x200, {0x100FFF: first, (1 << 64) - 1: second}, ARANGE)
+    memory.put(MM, "mm_mt.ma_root", top | AS_ROOT)
+    found = programs_of(memory)
+
+    assert [found(7, (n << 20) + 4) for n in range(4)] == [rb"/a\012b[+0x4]"] * 4
+    assert found(7, 0x1000) is None
+
+
+@pytest.mark.parametrize("kind", [RANGE, ARANGE])
+def test_a_tree_that_leads_back_to_itself_is_none(memory: _Memory, kind: int) -> None:
+    last = (1 << 64) - 2
+    top = memory.node(NODE, {last - 1: NODE | kind, last: NODE | kind}, kind)
+    memory.put(MM, "mm_mt.ma_root", top | AS_ROOT)
+
+    assert programs_of(memory)(7, 0x400000) is None
+
+
+def test_a_node_of_another_kind_is_none(memory: _Memory) -> None:
+    memory.put(MM, "mm_mt.ma_root", NODE | 9 << 3 | AS_ROOT)
+
+    assert programs_of(memory)(7, 0x400000) is None
+
+
+def test_before_6_1_they_are_a_list_which_may_have_no_end(memory: _Memory) -> None:
+    memory.put(MM, "mmap", memory.area(AREA, 0x400000, 0x401000))
+    memory.put(AREA, "vm_next", 0)
+    assert programs_of(memory, version=(5, 10))(7, 0x400000) == rb"/a\012b[+0x0]"
+
+    memory.put(AREA, "vm_next", AREA)
+    assert programs_of(memory, version=(5, 10))(7, 0x400000) is None
+
+
+def test_a_path_that_leads_back_to_itself_ends(memory: _Memory) -> None:
+    memory.put(MM, "mm_mt.ma_root", memory.area(AREA, 0x400000, 0x401000))
+    other = MOUNT + 0x100
+    memory.put(other, "mnt", DENTRY)
+    for mount, above, point in ((MOUNT, other, DENTRY), (other, MOUNT, ROOT)):
+        memory.put(mount, "mnt_parent", above)
+        memory.put(mount, "mnt_mountpoint", point)
+
+    assert programs_of(memory)(7, 0x400000) is not None
