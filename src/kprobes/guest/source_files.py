@@ -20,6 +20,7 @@ from kprobes.formats.elf import (
 )
 from kprobes.image.debug_info import (
     fetched,
+    installed_modules,
     is_own,
     module_candidates,
     module_name,
@@ -115,6 +116,7 @@ class SourceFiles:
         self._tell = tell
         self._own = cache(self._open_own)
         self._of_module = cache(self._open_module)
+        self._installed = cache(installed_modules)
 
     def open(self, kernel: Kernel, module: str = "") -> SourceInfo:
         """Return the debug information of the kernel, or of a module.
@@ -173,7 +175,8 @@ class SourceFiles:
     def _of_build(self, name: str, ids: frozenset[bytes]) -> Iterator[Path]:
         booted = self._files.booted
         beside = [*self._files.named, *([] if booted is None else [booted])]
-        yield from filter(is_own, module_candidates(name, self._kernel.release, ids, beside))
+        release = self._kernel.release
+        yield from filter(is_own, module_candidates(name, release, ids, beside, self._installed))
         for build_id in ids:
             yield from filter(is_own, fetched(build_id, self._tell))
 

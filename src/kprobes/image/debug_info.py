@@ -14,7 +14,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -107,8 +107,21 @@ def module_name(path: Path) -> str:
     return path.name.partition(".ko")[0].replace("-", "_")
 
 
+def installed_modules(top: Path) -> Mapping[str, Sequence[Path]]:
+    """Return the files of modules below a directory, by the names that the kernel has for them."""
+    found: dict[str, list[Path]] = {}
+    for directory, _, files in os.walk(top):
+        for path in (Path(directory, file) for file in files if ".ko" in file):
+            found.setdefault(module_name(path), []).append(path)
+    return found
+
+
 def module_candidates(
-    name: str, release: str, build_ids: Iterable[bytes], beside: Iterable[Path]
+    name: str,
+    release: str,
+    build_ids: Iterable[bytes],
+    beside: Iterable[Path],
+    installed: Callable[[Path], Mapping[str, Sequence[Path]]] = installed_modules,
 ) -> Iterator[Path]:
     """Yield files that may be a loaded module's with its debug info, the likeliest first.
 
@@ -117,6 +130,7 @@ def module_candidates(
         release: of the kernel.
         build_ids: of which one may be the module's.
         beside: files of the kernel: in their directory, or above, it may have been built.
+        installed: as ``installed_modules``; who asks for many modules looks once.
     """
     for file in beside:
         for parent in file.parents[: _DEPTH + 1]:
@@ -126,9 +140,7 @@ def module_candidates(
     yield from (_by_build_id(top, each.hex()) for top in _tops(release) for each in build_ids)
     modules = (top / "lib" / "modules" / release for top in _tops(release))
     for top in (*modules, Path("/lib/modules", release)):
-        for directory, _, files in os.walk(top):
-            found = (Path(directory, file) for file in files if ".ko" in file)
-            yield from (path for path in found if module_name(path) == name)
+        yield from installed(top).get(name, ())
     yield from _built(Path("/lib/modules", release, "build"), name)
 
 
