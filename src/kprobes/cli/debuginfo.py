@@ -44,11 +44,13 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     from kprobes.inspect.debug_files import debug_files, fetch_debug_files
 
     with source_of(args) as asked:
-        found = debug_files(asked)
-        if args.fetch and not all(each.file for each in found):
-            suite, mirror = args.suite or "", args.mirror or ""
-            tell = None if args.quiet else print_message
-            fetch_debug_files(asked.kernel, tell, suite=suite, mirror=mirror)
+        kernel, found = asked.kernel, debug_files(asked)
+    if args.fetch and not all(each.file for each in found):
+        # This takes minutes: others want the guest's stub.
+        suite, mirror = args.suite or "", args.mirror or ""
+        tell = None if args.quiet else print_message
+        fetch_debug_files(kernel, tell, suite=suite, mirror=mirror)
+        with source_of(args) as asked:
             found = debug_files(asked)
     write_text(out, as_json(found) if args.format == "json" else as_text(found))
     if not found[0].file:
