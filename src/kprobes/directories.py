@@ -8,6 +8,7 @@ import io
 import os
 import pwd
 import stat
+import tempfile
 from pathlib import Path
 
 from kprobes.errors import StateError
@@ -79,6 +80,22 @@ def create_own(path: Path) -> io.BufferedWriter:
     """Open an empty file that only we can read and write, for writing."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600), "wb")
+
+
+def replace_own(path: Path, data: bytes) -> None:
+    """Write a file of ours whole or not at all: others may read it, and we may die.
+
+    Raises:
+        OSError: it cannot be written; it is as before.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _home(variable: str, otherwise: str) -> Path:

@@ -54,10 +54,14 @@ def compile_object(source: str, code: TargetMachine) -> bytes:
     return bytes(machine.emit_object(_optimized(source, code.triple, machine)))
 
 
-def load(source: str) -> Callable[[str], int]:
-    """Compile a module's IR text for this machine; return what gives its functions' addresses.
+def native_code() -> str:
+    """Return what the code depends on that LLVM makes for this machine: CPU, LLVM's own version."""
+    words = (llvm.get_process_triple(), *_native_cpu(), ".".join(map(str, llvm.llvm_version_info)))
+    return " ".join(words)
 
-    The code stays for as long as what is returned does.
+
+def compile_native(source: str) -> bytes:
+    """Return the object that LLVM makes of a module's IR text for this machine.
 
     Args:
         source: the module, without a target triple.
@@ -65,19 +69,32 @@ def load(source: str) -> Callable[[str], int]:
     Raises:
         RuntimeError: the IR is wrong, which is our own bug.
     """
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    triple = llvm.get_process_triple()
-    machine: Any = llvm.Target.from_triple(triple).create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=2,
-        jit=True,
-    )
-    engine: Any = llvm.create_mcjit_compiler(_optimized(source, triple, machine), machine)
+    machine = _native_machine()
+    return bytes(machine.emit_object(_optimized(source, llvm.get_process_triple(), machine)))
+
+
+def load_native(data: bytes) -> Callable[[str], int]:
+    """Load what ``compile_native`` has made; return what gives its functions' addresses.
+
+    The code stays for as long as what is returned does.
+    """
+    engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _native_machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     address: Callable[[str], int] = engine.get_function_address
     return address
+
+
+def _native_cpu() -> tuple[str, str]:
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def _native_machine() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    cpu, features = _native_cpu()
+    target: Any = llvm.Target.from_triple(llvm.get_process_triple())
+    return target.create_target_machine(cpu=cpu, features=features, opt=2, jit=True)
 
 
 @cache

@@ -32,11 +32,11 @@ def test_nobody_waits_while_a_part_is_compiled(
 ) -> None:
     go_on = threading.Event()
 
-    def compiled(source: str) -> object:
+    def loaded(data: bytes) -> object:
         assert go_on.wait(60)
-        return source
+        return data
 
-    monkeypatch.setattr(llvm, "load", compiled)
+    monkeypatch.setattr(llvm, "load_native", loaded)
 
     assert library.function_for(1, "keys", "keys_code", 5) is None
     assert library.function_for(1, "keys", "keys_code", 5) is None
@@ -45,6 +45,73 @@ def test_nobody_waits_while_a_part_is_compiled(
     thread.join(60)
 
     assert [*parts] == ["keys"]
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have an empty cache, and return where code is kept in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "kprobes" / "code"
+
+
+def _run() -> int:
+    # By code that was not there before.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kprobes.native.library._Parts.functions", known := {})
+        library.load("keys")
+        return known["keys"]("keys_code")
+
+
+def _not_compiled(_source: str) -> bytes:
+    raise AssertionError("compiled again")
+
+
+def test_what_was_compiled_is_kept_for_the_next_process(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _run() != 0
+    (file,) = kept.iterdir()
+    monkeypatch.setattr(llvm, "compile_native", _not_compiled)
+
+    assert _run() != 0
+    assert (file.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+@pytest.mark.parametrize("what", ["damaged", "others'", "another CPU's", "a directory"])
+def test_only_our_own_whole_code_for_this_machine_is_run(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    _run()
+    (file,) = kept.iterdir()
+    match what:
+        case "damaged":
+            file.write_bytes(file.read_bytes()[:-1] + b"x")
+        case "others'":
+            file.chmod(0o666)
+        case "another CPU's":
+            monkeypatch.setattr(llvm, "native_code", lambda: "another")
+        case _:
+            file.unlink()
+            file.mkdir()
+    monkeypatch.setattr(llvm, "compile_native", _not_compiled)
+
+    with pytest.raises(AssertionError, match="compiled again"):
+        _run()
+
+
+def test_a_cache_that_cannot_be_written_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+
+    assert _run() != 0
+
+
+def test_old_code_is_forgotten(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_KEPT", 2)
+    for cpu in "abc":
+        monkeypatch.setattr(llvm, "native_code", lambda cpu=cpu: cpu)
+        _run()
+
+    assert len([*kept.iterdir()]) == 2
 
 
 def test_what_is_compiled_is_called() -> None:

@@ -13,8 +13,6 @@ bytes themselves; only where each of them begins is kept.
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,7 +93,7 @@ class KernelCache:
         path = self.root / (build.build_id.hex() or "no-build-id") / build.digest.hex()
         with contextlib.suppress(OSError, StateError):
             directories.make(path.parent, top=self.root.parent)
-            _write(path, _packed(build, link))
+            directories.replace_own(path, _packed(build, link))
             self._prune()
 
     def _files(self) -> list[Path]:
@@ -233,15 +231,3 @@ def _packed(build: Build, link: int) -> bytes:
 
 def _first_line(body: memoryview) -> bytes:
     return f"{_MAGIC} {hashlib.sha256(body).hexdigest()}\n".encode()
-
-
-def _write(path: Path, data: bytes) -> None:
-    # Whole or not at all: another session may read it, and this one may die.
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -4,18 +4,29 @@ The IR of each part is beside its C, and `make runtime` makes it. Compiling take
 0.1 s more where LLVM was not imported: it is worth it where there are many rows. A thread does it:
 who empties a guest's rings does not wait meanwhile. While a function runs other threads have
 Python's lock.
+
+What was compiled is kept, XDG_CACHE_HOME/kprobes/code/SHA256 of the IR and of what else the code
+depends on: the object's own SHA-256, 32 bytes, and the object.
 """
 
 import ctypes
+import hashlib
 import pkgutil
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import ClassVar
+
+from kprobes import directories
+from kprobes.errors import StateError
 
 MANY = 1 << 19
 """Rows that a process had work with, each as often, from which on our C is worth its compilation:
 some 100,000 events."""
+_KEPT = 64
+"""Files: a part for one CPU and one LLVM each."""
 Function = Callable[..., int]
 """Takes words, which are addresses or numbers, and returns one."""
 
@@ -76,7 +87,34 @@ def load(part: str) -> None:
 
     with _Parts.compiling:
         if part not in _Parts.functions:
-            _Parts.functions[part] = llvm.load(f"{text(part)}\n{_ATTRIBUTES}")
+            _Parts.functions[part] = llvm.load_native(_object(f"{text(part)}\n{_ATTRIBUTES}"))
+
+
+def _object(source: str) -> bytes:
+    from kprobes import llvm
+
+    root = directories.cache() / "code"
+    name = hashlib.sha256(f"{llvm.native_code()}\n{source}".encode()).hexdigest()
+    found = _kept(root / name)
+    if found is None:
+        found = llvm.compile_native(source)
+        with suppress(OSError, StateError):
+            directories.make(root, top=root.parent)
+            directories.replace_own(root / name, hashlib.sha256(found).digest() + found)
+            for path in sorted(root.iterdir(), key=lambda each: each.stat().st_mtime)[:-_KEPT]:
+                path.unlink(missing_ok=True)
+    return found
+
+
+def _kept(path: Path) -> bytes | None:
+    # What somebody else may have written is not run.
+    try:
+        directories.check(path.parent, top=path.parent.parent)
+        with directories.open_own(path) as file:
+            digest, found = file.read(hashlib.sha256().digest_size), file.read()
+    except (OSError, StateError):
+        return None
+    return found if hashlib.sha256(found).digest() == digest else None
 
 
 def text(part: str) -> str:
