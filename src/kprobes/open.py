@@ -6,13 +6,15 @@ The engine for guests takes a third of a second to import; who opens this machin
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, SupportsIndex, TypeAlias
 
 from msgspec.structs import replace
 
 from kprobes.errors import FormatError, UnreachableError
 from kprobes.handlers.live import LiveKernel
+from kprobes.handlers.registers import Registers
 from kprobes.handlers.registry import Registry
 from kprobes.model.events import Events
 from kprobes.model.recording import RecordingEnd
@@ -206,6 +208,23 @@ def host(
     with ExitStack() as undo:
         undo.callback(driver.close)
         return Session(driver, undo.pop_all(), driver.machine)
+
+
+def remember_programs(kernel: GuestSession) -> None:
+    """Look at what each program of a guest has mapped when it ends, until the session does.
+
+    So text with the trace option ``sym-userobj`` shows files also for events that are printed
+    later. Who ends waits for that.
+
+    Raises:
+        RefusedError, UsageError: Python cannot be asked in this guest, or it has no types.
+    """
+    programs = kernel.driver.programs
+
+    def ends(mm: SupportsIndex, *, regs: Registers) -> None:
+        programs.note(int(regs.task.pid), index(mm))
+
+    kernel.entry("exit_mmap")(ends)
 
 
 def _session(

@@ -93,7 +93,7 @@ def programs_of(memory: _Memory, *, version: tuple[int, int] = (6, 1)) -> Progra
 
     kernel = SimpleNamespace(version=version, offset=offset)
     guest: Any = SimpleNamespace(memory=memory, kernel=kernel, readable=nullcontext)
-    return Programs(cast("Guest", guest))
+    return Programs(lambda: cast("Guest", guest))
 
 
 def test_an_area_alone_needs_no_tree(memory: _Memory) -> None:
@@ -154,3 +154,23 @@ def test_a_path_that_leads_back_to_itself_ends(memory: _Memory) -> None:
         memory.put(mount, "mnt_mountpoint", point)
 
     assert programs_of(memory)(7, 0x400000) is not None
+
+
+def test_what_was_mapped_is_known_after_the_end(memory: _Memory) -> None:
+    memory.put(MM, "mm_mt.ma_root", memory.area(AREA, 0x400000, 0x401000))
+    found = programs_of(memory)
+    found.note(9, MM)
+    found.note(10, 0)
+
+    assert found(9, 0x400000) == rb"/a\012b[+0x0]"
+    assert found(10, 0x400000) is None
+
+
+def test_the_oldest_are_forgotten(memory: _Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "_MAX_TASKS", 2)
+    memory.put(MM, "mm_mt.ma_root", memory.area(AREA, 0x400000, 0x401000))
+    found = programs_of(memory)
+    for pid in (20, 21, 20, 22):
+        found.note(pid, MM)
+
+    assert [found(pid, 0x400000) is not None for pid in (20, 21, 22)] == [True, False, True]

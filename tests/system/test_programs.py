@@ -12,7 +12,7 @@ from kprobes.errors import DefinitionError
 from kprobes.guest.programs import Programs
 from kprobes.model.abi import WALK_USER_STACK
 from kprobes.model.text_options import text_options
-from kprobes.open import GuestSession
+from kprobes.open import GuestSession, remember_programs
 from kprobes.sinks.text import TextSink
 from kprobes.trace import Trace
 from kprobes.transport.qemu_command import MachineOptions
@@ -66,7 +66,7 @@ def pid(guest: GuestSession) -> Generator[int]:
 def test_each_address_is_in_the_file_that_the_guest_has_there(
     guest: GuestSession, pid: int
 ) -> None:
-    programs, listed = Programs(guest.driver.guest), mappings(guest, pid)
+    programs, listed = Programs(lambda: guest.driver.guest), mappings(guest, pid)
 
     def expected(addr: int) -> bytes | None:
         for start, end, path in listed:
@@ -82,10 +82,12 @@ def test_each_address_is_in_the_file_that_the_guest_has_there(
 def test_a_file_that_is_gone_is_said_to_be_and_so_is_a_task(guest: GuestSession, pid: int) -> None:
     assert guest.run(f"cp {_DEEP} /tmp/kept; rm {_DEEP}").status == 0
     try:
-        assert Programs(guest.driver.guest)(pid, _ADDR) == f"{_DEEP} (deleted)[+0x0]".encode()
+        assert (
+            Programs(lambda: guest.driver.guest)(pid, _ADDR) == f"{_DEEP} (deleted)[+0x0]".encode()
+        )
     finally:
         assert guest.run(f"mv /tmp/kept {_DEEP}").status == 0
-    programs = Programs(guest.driver.guest)
+    programs = Programs(lambda: guest.driver.guest)
     assert programs(2, _ADDR) is None
     assert programs(1 << 22, _ADDR) is None
     assert programs(pid, _ADDR) is not None
@@ -93,7 +95,7 @@ def test_a_file_that_is_gone_is_said_to_be_and_so_is_a_task(guest: GuestSession,
     assert becomes_true(lambda: not mappings(guest, pid))
     # Events of a task may be printed after its end; another look would find nothing.
     assert programs(pid, _ADDR) is not None
-    assert Programs(guest.driver.guest)(pid, _ADDR) is None
+    assert Programs(lambda: guest.driver.guest)(pid, _ADDR) is None
 
 
 def text_of(guest: GuestSession, trace: Trace, *options: str) -> str:
@@ -139,3 +141,28 @@ def test_the_option_has_the_kernels_own_lines(guest: GuestSession, options: Sequ
     left = iter(line for line in ours.splitlines() if line.startswith(" => "))
     assert all(line in left for line in theirs)
     assert all(line.startswith(" => /bin/busybox[+0x") for line in theirs)
+
+
+def test_a_program_that_has_ended_is_known_where_its_end_was_waited_for(
+    guest: GuestSession,
+) -> None:
+    if guest.kernel.symbols.find(WALK_USER_STACK) is None:
+        return
+    remember_programs(guest)
+    (ends,) = guest.probes
+    probe = guest.probe(_READ.format(""), userstacktrace=True)
+    try:
+        with guest.record(probe) as trace:
+            for _ in range(20):
+                assert guest.run("head -c 20 /proc/version").status == 0
+        ours = text_of(guest, trace, "sym-userobj")
+    finally:
+        probe.delete()
+        ends.unregister()
+
+    pids = set(re.findall(r" head-(\d+) .*: read: ", ours))
+    shown = re.findall(r" head-(\d+) .*<user stack trace>\n => (\S+)\[", ours)
+    assert len(pids) >= 20
+    assert dict(shown) == dict.fromkeys(pids, "/bin/busybox")
+    assert ends.errors == 0
+    assert ends.nmissed == 0

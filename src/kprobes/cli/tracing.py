@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from kprobes.event_table import TraceProbe
     from kprobes.gdbserver.server import GdbServer
     from kprobes.guest.journal import Boot
-    from kprobes.open import AnySession
+    from kprobes.open import AnySession, GuestSession
 
 _LOST = 6
 _HANG_S = 10.0
@@ -210,6 +210,7 @@ class _Tracer(Struct, kw_only=True):
         with opened(args, stop=self.stop, progress=progress, waiting=waiting) as guest:
             if args.boot and not guest.driver.is_early:
                 _warn(_LATE)
+            _remember_programs(args, guest)
             try:
                 yield guest
             except GuestCrashedError:
@@ -236,6 +237,18 @@ class _Tracer(Struct, kw_only=True):
         if self.boots and args.counting is None:
             output.mark = REBOOT_MARKS[args.format](session.kernel.release)
         return output
+
+
+def _remember_programs(args: argparse.Namespace, guest: "GuestSession") -> None:
+    is_shown = args.userstacktrace and text_options(args.text_options).sym_userobj
+    if not is_shown or args.recording is not None or guest.driver.is_early:
+        return
+    from kprobes.open import remember_programs
+
+    try:
+        remember_programs(guest)
+    except KprobesError as error:
+        _warn(f"files of programs that have ended are not known: {error}")
 
 
 def _sink_of(

@@ -70,6 +70,7 @@ class GuestDriver:
         options: of what will be armed next.
         overrides: what skips calls.
         view: what others see of the guest, as if nothing of ours were in it.
+        programs: what its tasks have mapped.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class GuestDriver:
         )
         self._patcher: TextPatcher | None = None
         self.view = GuestView(lambda: self.guest, journal.allocations, lambda: self._patcher)
+        self.programs = Programs(lambda: self.guest)
         self._upcall_control: UpcallControl | None = None
         self._left_out: Sequence[RefusedError] = ()
         self._dead_calls = DeadCalls(journal)
@@ -132,8 +134,7 @@ class GuestDriver:
     @property
     def source(self) -> TraceSource:
         """What sinks need to know of it."""
-        source = trace_source(self.guest, self.cpus, has_ns=self._allocator.has_ns)
-        return replace(source, program_at=Programs(self.guest))
+        return trace_source(self.guest, self.cpus, self.programs, has_ns=self._allocator.has_ns)
 
     def parse(self, text: str) -> Iterator[Statement]:
         """Yield what the lines of a text say, or raise DefinitionError."""

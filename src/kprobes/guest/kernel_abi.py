@@ -4,7 +4,7 @@ Where no register has the running task: up to 6.1 ``current_task`` and ``__preem
 per-CPU symbols, in 6.12 members of ``pcpu_hot``, in 7.2 symbols again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 
 from kprobes.arch.registry import machine
@@ -161,12 +161,15 @@ class _SystemCalls:
             return system_call_names(self._guest.memory, self._guest.kernel)
 
 
-def trace_source(guest: Guest, cpus: int, *, has_ns: bool) -> TraceSource:
+def trace_source(
+    guest: Guest, cpus: int, program_at: Callable[[int, int], bytes | None], *, has_ns: bool
+) -> TraceSource:
     """Return what sinks need to know of a guest's kernel.
 
     Args:
         guest: whose kernel.
         cpus: how many it may have.
+        program_at: as of ``TraceSource``.
         has_ns: whether time stamps are nanoseconds.
     """
     kernel = guest.kernel
@@ -174,6 +177,7 @@ def trace_source(guest: Guest, cpus: int, *, has_ns: bool) -> TraceSource:
         version=kernel.version,
         cpus=cpus,
         symbol_at=partial(place_of, kernel.symbols),
+        program_at=program_at,
         system_call=_SystemCalls(guest),
         trampoline=kretprobe_trampoline(kernel),
         has_ns=has_ns,

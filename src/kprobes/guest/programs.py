@@ -16,7 +16,7 @@ The guest runs meanwhile, and may be hostile: what does not add up is as if it w
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Struct
 
@@ -27,9 +27,7 @@ from kprobes.units import U64
 
 _FRESH_S = 0.1
 """For so long nobody looks again: a program is replaced, or maps something else."""
-_KEPT_S = 5.0
-"""For so long what a task had is known after its end: its events come later."""
-_MAX_TASKS, _MAX_MAPPINGS, _MAX_NODES, _MAX_NAMES = 1024, 1 << 14, 1 << 12, 256
+_MAX_TASKS, _MAX_MAPPINGS, _MAX_NODES, _MAX_NAMES = 4096, 1 << 14, 1 << 12, 256
 _NODE, _IS_NODE, _LOWEST = 256, 0b10, 4096
 _HEIGHT = 31
 """MAPLE_HEIGHT_MAX."""
@@ -51,11 +49,11 @@ class _Found(Struct, frozen=True):
 
 
 class Programs:
-    """The programs of one guest."""
+    """The programs of one guest; what a task has mapped is known after its end, too."""
 
-    def __init__(self, guest: Guest) -> None:
-        """Look up nothing yet."""
-        self._guest = guest
+    def __init__(self, find_guest: Callable[[], Guest]) -> None:
+        """Look up nothing yet, in a guest of which more may be known later."""
+        self._find_guest = find_guest
         self._found: dict[int, _Found] = {}
 
     def __call__(self, pid: int, addr: int) -> bytes | None:
@@ -69,23 +67,43 @@ class Programs:
             return None
         return b"%b[+0x%x]" % (mappings[index].path, addr - mappings[index].start)
 
+    def note(self, pid: int, mm: int) -> None:
+        """Look at what a task has mapped, before it is gone.
+
+        Args:
+            pid: of the task.
+            mm: its ``struct mm_struct``.
+        """
+        mappings = self._read(lambda: mm)
+        if mappings is not None:
+            self._keep(pid, mappings)
+
+    @property
+    def _guest(self) -> Guest:
+        return self._find_guest()
+
     def _mappings(self, pid: int) -> Sequence[_Mapping]:
         now, known = time.monotonic(), self._found.get(pid)
         if known is not None and now < known.at + _FRESH_S:
             return known.mappings
-        mappings = self._read(pid)
+        mappings = self._read(lambda: self._mm(pid))
         if mappings is None:
-            return known.mappings if known is not None and now < known.at + _KEPT_S else ()
-        if len(self._found) >= _MAX_TASKS:
-            self._found.clear()
-        self._found[pid] = _Found(now, mappings)
+            return known.mappings if known is not None else ()
+        self._keep(pid, mappings)
         return mappings
 
-    def _read(self, pid: int) -> Sequence[_Mapping] | None:
+    def _keep(self, pid: int, mappings: Sequence[_Mapping]) -> None:
+        # The oldest goes: a number is used again, by a task that is looked at itself.
+        self._found.pop(pid, None)
+        while len(self._found) >= _MAX_TASKS:
+            self._found.pop(next(iter(self._found)), None)
+        self._found[pid] = _Found(time.monotonic(), mappings)
+
+    def _read(self, find_mm: Callable[[], int]) -> Sequence[_Mapping] | None:
         # None when there is no such task, or it has no memory of its own, or none any more.
         try:
             with self._guest.readable():
-                mm = self._mm(pid)
+                mm = find_mm()
                 return sorted(self._each(mm), key=lambda each: each.start) if mm else None
         except (MemoryFault, TargetError):
             return None
