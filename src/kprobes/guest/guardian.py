@@ -9,7 +9,7 @@ the guest run; then it frees what was allocated in the guest.
 It runs code from where the tracer found its own, and from no directory that somebody happens to
 stand in. Its standard output is a pipe to the tracer: a line when it waits for the tracer's end,
 which is waited for before anything is patched; the end of the pipe is its death, after which the
-tracer goes on no longer. What puts a guest right is loaded a second later, or when it is needed:
+tracer goes on no longer. What puts a guest right is loaded half a second later, or when needed:
 the tracer and the guest need the CPU more.
 """
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     # The process itself starts without it.
     from kprobes.guest.journal import Journal
 
-_LOAD_S = 1.0
+_LOAD_S = 0.5
+"""When its tracer has armed something, mostly."""
 _ATTEMPTS, _BETWEEN_S = 5, 1.0
 """At giving the guest its memory back; its text is put back with the first."""
 _START_S = 30.0
