@@ -15,7 +15,7 @@ from kprobes.errors import (
 )
 from kprobes.guest.armed import FLAGS, ArmedPatch, lasting
 from kprobes.guest.journal import Entry, read
-from kprobes.guest.patches import check_unchanged, put_back
+from kprobes.guest.patches import StoppedMemory, check_unchanged, put_back
 from kprobes.transport.connect import connect
 from kprobes.transport.stub import Stub
 
@@ -71,7 +71,6 @@ def rescue(
 def _put_right(stub: Stub, entry: Entry) -> Rescued:
     # What finds kernels takes a while to load, and a tracer that dies early leaves nothing to do.
     from kprobes.guest.identity import check_stopped
-    from kprobes.guest.patches import StoppedMemory
     from kprobes.transport.find_ram import open_ram
 
     if entry.boot is None or (entry.patches and entry.mark_place is None):
