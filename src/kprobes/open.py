@@ -221,10 +221,10 @@ def remember_programs(kernel: GuestSession) -> None:
     """
     programs = kernel.driver.programs
 
-    def ends(mm: SupportsIndex, *, regs: Registers) -> None:
+    def end_of_program(mm: SupportsIndex, *, regs: Registers) -> None:
         programs.note(int(regs.task.pid), index(mm))
 
-    kernel.entry("exit_mmap")(ends)
+    kernel.entry("exit_mmap")(end_of_program)
 
 
 def _session(
