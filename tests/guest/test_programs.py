@@ -174,3 +174,20 @@ def test_the_oldest_are_forgotten(memory: _Memory, monkeypatch: pytest.MonkeyPat
         found.note(pid, MM)
 
     assert [found(pid, 0x400000) is not None for pid in (20, 21, 22)] == [True, False, True]
+
+
+def test_a_task_that_is_not_there_is_not_looked_for_at_each_address(
+    memory: _Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[object] = []
+
+    def each_task(*of: object) -> tuple[int, ...]:
+        looked.append(of)
+        return (TASK,)
+
+    monkeypatch.setattr(programs, "each_task", each_task)
+    monkeypatch.setattr(programs, "_FRESH_S", 3600)
+    found = programs_of(memory)
+
+    assert [found(8, addr) for addr in (0x400000, 0x400001, 0x400002)] == [None] * 3
+    assert len(looked) == 1

@@ -88,7 +88,8 @@ class Programs:
             return known.mappings
         mappings = self._read(lambda: self._mm(pid))
         if mappings is None:
-            return known.mappings if known is not None else ()
+            # As it was before its end. Nor is one that was never known looked for at each address.
+            mappings = known.mappings if known is not None else ()
         self._keep(pid, mappings)
         return mappings
 

@@ -114,7 +114,7 @@ class PageTables:
             index = addr >> shift & (_ENTRIES - 1)
             word = int.from_bytes(read(table + 8 * index, 8), "little")
             words.append(word)
-            if level == 1 or not word & _PRESENT or _is_leaf(word, level):
+            if not word & _PRESENT or _is_leaf(word, level):
                 break
             table = word & _FRAME
         return words
