@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -173,7 +173,8 @@ class DrainThread:
     def __init__(
         self,
         recorder: Recorder,
-        between: Callable[[], None] = nothing,
+        between: Sequence[Callable[[], None]] = (),
+        at_end: Callable[[], None] = nothing,
         *,
         room: float = ROOM,
     ) -> None:
@@ -181,12 +182,13 @@ class DrainThread:
 
         Args:
             recorder: what is drained.
-            between: is called after each look, in the pump's thread.
+            between: are called after each look, in the pump's thread.
+            at_end: is called after the last look.
             room: bytes of events that may wait to be taken. When they fill it nothing is drained:
                 the rings fill, and what does not fit there is lost and counted there.
         """
         self._recorder = recorder
-        self._between = between
+        self._between, self._at_end = between, at_end
         self._room = room
         self._lock = threading.Condition()
         self._ready: deque[tuple[Events, int]] = deque()
@@ -227,6 +229,7 @@ class DrainThread:
         """End the thread; what it took can still be had with ``take``."""
         self._stopping.set()
         self._thread.join()
+        self._at_end()
 
     def _run(self) -> None:
         try:
@@ -249,7 +252,8 @@ class DrainThread:
             pause = _BUSY_S if len(events) else min(2 * pause, _IDLE_S)
             if len(events):
                 self._add(events)
-            self._between()
+            for each in self._between:
+                each()
 
     def _add(self, events: Events) -> None:
         size = events.nbytes

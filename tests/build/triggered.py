@@ -134,7 +134,7 @@ class Model:
         looks = any(each.is_post for each in triggers) or any(event.leasts)
         was_tracing = self.words.tracing
         for each in passing:
-            if each.command not in (Command.TRACEOFF, Command.STOP, Command.STACKTRACE):
+            if not each.is_post:
                 self._do(each)
         is_tracing = was_tracing if looks else self.words.tracing
         is_on = self.words.soft_enables.get(event.probe.soft_enable, 1)
@@ -224,6 +224,14 @@ class Triggered:
             left={n: number(_LEFT + 8 * n) for n in self.model.words.left},
             gone=frozenset(n for n in self._numbers if not number(_IS_THERE + 8 * n)),
         )
+
+    def word(self, offset: int) -> int:
+        """Return a word of the page, which the model may not have."""
+        return self._number(offset)
+
+    def set_word(self, offset: int, number: int) -> None:
+        """Write one."""
+        self.machine.cpu.set_number(self._page + offset, number)
 
     def _random_state(self) -> dict[str, int]:
         make: Callable[[Random], dict[str, int]]

@@ -5,6 +5,9 @@ from random import Random
 
 import pytest
 
+from kprobes.codegen import trigger
+from kprobes.model.trigger import WORD_GONE_ON, WORD_PAUSED, WORD_PAUSES
+from kprobes.units import U64
 from tests.build.overridden import AMD64, ARM64, Isa
 from tests.build.records import records
 from tests.build.triggered import Event, Triggered, Words, make_event
@@ -167,3 +170,27 @@ def test_any_triggers_do_what_the_kernels_would(isa: Isa, seed: int) -> None:
         found.hit(random.choice(events), random.randrange(9))
 
     check(found)
+
+
+@EVERY_ISA
+def test_a_cpu_waits_for_the_guest_to_go_on_and_gives_up_in_the_end(
+    isa: Isa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trigger, "_MOST_LOOKS", 20)
+    event = make_event(isa, 0, [("pause", 3)])
+    found = Triggered(isa, [event], Words())
+    asked, by, gone_on = WORD_PAUSES, WORD_PAUSED, WORD_GONE_ON
+    found.set_word(gone_on, 1)
+
+    found.hit(event, 2)
+    assert found.word(asked) == 0
+    # As if it had been let go on.
+    found.hit(event, 3)
+    assert (found.word(asked), found.word(by) % (1 << 32), found.word(gone_on)) == (1, 1, 1)
+    found.hit(event, 4)
+    assert (found.word(asked), found.word(gone_on)) == (2, U64)
+    # Nobody waits any more.
+    found.hit(event, 5)
+
+    assert (found.word(asked), found.word(gone_on)) == (3, U64)
+    assert [argument for _, argument, _ in recorded(found)] == [2, 3, 4, 5]

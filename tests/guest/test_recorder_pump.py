@@ -152,7 +152,7 @@ def test_what_was_drained_before_something_else_failed_can_be_had() -> None:
     def fail() -> None:
         raise TargetError("the guest is gone")
 
-    drain = DrainThread(recorder, fail)
+    drain = DrainThread(recorder, [fail])
 
     assert _take_all(drain, 1) == [7]
     with pytest.raises(TargetError):

@@ -7,7 +7,13 @@ from kprobes.guest.guest import GuestMemory
 from kprobes.guest.triggers import TriggerWords
 from kprobes.lang.trigger import parse_trigger
 from kprobes.model.options import Wanted
-from kprobes.model.trigger import SoftEnable, Trigger
+from kprobes.model.trigger import (
+    WORD_GONE_ON,
+    WORD_PAUSED,
+    WORD_PAUSES,
+    SoftEnable,
+    Trigger,
+)
 from kprobes.units import Addr
 from tests.build.definitions import read
 from tests.build.guest import DATA, make_memory
@@ -184,3 +190,24 @@ def test_a_switch_is_set_where_the_event_has_changed(
     # It was enabled once more, which undoes what the trigger did.
     words.soft_enable(switched({1: (True, 1), 2: (False, 2)}))
     assert [word(memory, _SOFT_ENABLES + 8 * n) for n in (1, 2)] == [1, 0]
+
+
+def test_cpus_that_wait_go_on_together(memory: GuestMemory, words: TriggerWords) -> None:
+    first = wanted(trigger("pause if a == 1", 5))
+    words.add(first)
+    words.soft_enable(first)
+    # Two have asked, the second on CPU 3.
+    memory.write(DATA + WORD_PAUSES, bytes([2]))
+    memory.write(DATA + WORD_PAUSED, (3 << 32 | 5).to_bytes(8, "little"))
+
+    found, cpu = words.paused
+    assert (words.pauses, found, cpu) == (2, first.triggers[0], 3)
+    assert words.go_on()
+    assert word(memory, WORD_GONE_ON) == 2
+    # One that has waited in vain.
+    memory.write(DATA + WORD_PAUSES, bytes([3]))
+    memory.write(DATA + WORD_GONE_ON, b"\xff" * 8)
+    assert not words.go_on()
+    assert word(memory, WORD_GONE_ON) == 3
+    words.soft_enable(wanted())
+    assert words.paused == (None, 3)

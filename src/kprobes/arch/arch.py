@@ -193,11 +193,13 @@ class CodeInfo(Struct, frozen=True, kw_only=True):
         call: how a probe's code is called.
         relocations: ELF relocation type to where in the code the number goes.
         counter: IR expression that reads the cycle counter.
+        pause: IR instruction that eases waiting.
         current: IR expression of the running task, in which the preempt count is then; None where
             both are per-CPU words.
         is_resched_apart: whether the u32 after the preempt count is 1 while no preemption is
             wanted; else the count's top bit tells.
         flags: IR expression that reads the register that tells whether interrupts are on.
+        set_flags: IR instruction that writes it, a value put in by ``format``.
         irqs_flag: the bit of it that tells so.
         irqs_set: whether it is set while they are on.
         per_cpu: how the running CPU's memory is reached.
@@ -218,9 +220,11 @@ class CodeInfo(Struct, frozen=True, kw_only=True):
     call: CallAbi
     relocations: Mapping[int, Field]
     counter: str
+    pause: str
     current: str | None
     is_resched_apart: bool
     flags: str
+    set_flags: str
     irqs_flag: int
     irqs_set: bool
     per_cpu: Segment | Base
@@ -393,7 +397,6 @@ class UpcallOps(Struct, frozen=True, kw_only=True):
         at_trampoline: (place, body, questions, shown) to a trampoline that asks before it returns:
             as if that were a return instruction at ``shown``.
         page_table: IR expression that reads the page table's register.
-        pause: IR instruction that eases waiting.
         pops: whether the entry stub goes on by what is left below the stack pointer that is to be:
             flags and address, and where they are in the flags' place. Else the stack pointer is
             left in the number's place, or 0 when all goes on as it was, and the address in its own.
@@ -405,7 +408,6 @@ class UpcallOps(Struct, frozen=True, kw_only=True):
     at_instruction: MakeUpcall[Displaced]
     at_trampoline: Callable[[Addr, Addr, SiteUpcalls, Addr], Detour]
     page_table: str
-    pause: str
     pops: bool
 
 

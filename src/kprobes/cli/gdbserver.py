@@ -12,15 +12,16 @@ HELP = "let gdb join a guest beside probes, by one stub"
 USAGE = "kprobe gdbserver --listen PATH|PORT [options] [DEFINITION...] [-- COMMAND...]"
 EPILOG = """\
 examples:
-  kprobe gdbserver --listen gdb.sock -t qemu:localhost:1234 'p vfs_read' --duration 10s
   kprobe gdbserver --listen localhost:2345 -t running 'r vfs_read got=$retval' --duration 10s
+  kprobe gdbserver --listen gdb.sock 'p vfs_read count' --trigger 'pause if count<9' --duration 10s
   kprobe gdbserver --listen gdb.sock -t qemu:localhost:1234 --duration 10s
 
 `gdb vmlinux -ex 'target remote gdb.sock'` joins, stops the guest, and leaves it running. gdb sees
 the kernel as if nothing were probed: its text, its stacks, where its CPUs are. Its breakpoints,
 steps and watchpoints are QEMU's, also at places that are probed; in the middle of instructions that
 a probe has replaced they are refused, and it is said here why. While the debugger keeps the guest
-stopped, events wait: docs/howto/gdb.md.
+stopped, events wait. A trigger `pause` is a breakpoint whose condition the guest itself looks at:
+docs/howto/gdb.md.
 
 Definitions and options are those of `kprobe trace`; without one the debugger is served until
 Ctrl-C. Exit status: as of `kprobe trace`."""

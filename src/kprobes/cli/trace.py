@@ -133,6 +133,7 @@ def add_probing(parser: argparse.ArgumentParser, *, prints: bool = False) -> Non
         triggers={},
         disabled=frozenset(),
         tracing_off=False,
+        pause_timeout=None,
         until_shutdown=False,
         has_ended=_never,
         has_console=False,
@@ -179,8 +180,14 @@ def add_triggers(parser: argparse.ArgumentParser) -> None:
         action=TriggerAction,
         metavar="TEXT",
         help="do something at hits of the definition before it, COMMAND[:COUNT] [if FILTER]: "
-        "traceon, traceoff, stop, stacktrace, snapshot, enable_event:GROUP:EVENT, disable_event, "
-        "enable_hist, disable_hist; or hist:keys=...; can be given again",
+        "traceon, traceoff, stop, pause, stacktrace, snapshot, enable_event:GROUP:EVENT, "
+        "disable_event, enable_hist, disable_hist; or hist:keys=...; can be given again",
+    )
+    parser.add_argument(
+        "--pause-timeout",
+        type=options.duration,
+        metavar="TIME",
+        help="how long a trigger pause stops the guest if no debugger lets it run (default: 60s)",
     )
     parser.add_argument(
         "--disabled",

@@ -42,7 +42,7 @@ from kprobes.histogram import Histogram
 from kprobes.lang.trigger import names_target
 from kprobes.model.definition import Kind
 from kprobes.model.events import Counts, Hits
-from kprobes.model.options import Options
+from kprobes.model.options import PAUSE_TIMEOUT_S, Options
 from kprobes.model.text_options import text_options
 from kprobes.ports import Sink
 from kprobes.recording_files import RotatingWriter, SnapshotWriter
@@ -329,6 +329,7 @@ def _define(
         until_shutdown=args.until_shutdown,
         tracing_on=not args.tracing_off,
         keeps_end=args.snapshot is not None,
+        pause_timeout_s=args.pause_timeout or PAUSE_TIMEOUT_S,
         warn=_warn,
         checkpoint=stop.check,
     )

@@ -9,20 +9,30 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from kprobes.codegen import hist
+from kprobes.codegen import hist, per_cpu
 from kprobes.codegen.filters import Emitter
 from kprobes.codegen.ir import Value, const
+from kprobes.model.abi import CPU_SHIFT, PERCPU_WORD
 from kprobes.model.trigger import (
+    PAUSED_CPU_SHIFT,
+    WORD_GONE_ON,
+    WORD_PAUSED,
+    WORD_PAUSES,
     WORD_SNAPSHOTS,
     WORD_STOPPED,
     WORD_TRACING_ON,
     Command,
     CompiledTrigger,
+    Trigger,
     is_there_offset,
     left_offset,
     soft_enable_offset,
 )
+from kprobes.units import U64
 
+_MOST_LOOKS = 1 << 26
+"""Of a CPU that waits for the guest to be stopped: seconds, at 20 ns and more each. Nobody's clock
+is asked."""
 _ON = frozenset({Command.TRACEON, Command.ENABLE_EVENT, Command.ENABLE_HIST})
 
 
@@ -131,6 +141,8 @@ def _do(emitter: Emitter, each: CompiledTrigger) -> None:
             f.put(_word(emitter, WORD_STOPPED), const(1))
         case Command.SNAPSHOT:
             f.increase(_word(emitter, WORD_SNAPSHOTS), const(1))
+        case Command.PAUSE:
+            _wait(emitter, trigger)
         case Command.STACKTRACE:
             if emitter.context.asked_stack is not None:
                 f.assign(emitter.context.asked_stack, const(1))
@@ -140,6 +152,31 @@ def _do(emitter: Emitter, each: CompiledTrigger) -> None:
                 f.put(_word(emitter, soft_enable_offset(word)), const(int(trigger.command in _ON)))
         case _:
             raise TypeError(f"{trigger.command} does something else")
+
+
+def _wait(emitter: Emitter, trigger: Trigger) -> None:
+    # On this CPU, until the guest has been stopped and goes on. Without interrupts: else it might
+    # be stopped in one.
+    context, f, code = emitter.context, emitter.context.out, emitter.context.code
+    flags, flag = f.value("i64", code.flags), code.irqs_flag
+    masked = f.op("and", flags, ~flag) if code.irqs_set else f.op("or", flags, flag)
+    f.emit(code.set_flags.format(masked))
+    word = per_cpu.load(context, context.abi.percpu + PERCPU_WORD)
+    cpu = f.op("shl", f.op("lshr", word, CPU_SHIFT), PAUSED_CPU_SHIFT)
+    f.put(_word(emitter, WORD_PAUSED), f.op("or", cpu, trigger.number))
+    before, place = f.take(_word(emitter, WORD_PAUSES)), _word(emitter, WORD_GONE_ON)
+    waits, again, late, done = (f.label(hint) for hint in ("waits", "again", "late", "done"))
+    with f.count_up(const(0)) as looks:
+        f.emit(code.pause)
+        f.branch(f.compare("ugt", f.load(place), before), done, waits)
+        f.place(waits)
+        f.branch(f.compare("ugt", looks, _MOST_LOOKS), late, again)
+        f.place(again)
+    f.place(late)
+    f.put(place, const(U64))
+    f.jump(done)
+    f.place(done)
+    f.emit(code.set_flags.format(flags))
 
 
 def _change(emitter: Emitter, each: CompiledTrigger, wanted: tuple[int, bool], skip: str) -> None:

@@ -85,7 +85,7 @@ def _definitions(context: Context, mailbox: Addr, layout: MailboxLayout) -> str:
         "current_task()": per_cpu.task,
         "page_table()": lambda c: c.out.value("i64", upcall.page_table),
         "counter()": lambda c: c.out.value("i64", code.counter),
-        "pause()": lambda c: c.out.emit(upcall.pause),
+        "pause()": lambda c: c.out.emit(code.pause),
         "other_flags()": _other_flags,
         "count(i64 %place)": lambda c: guard.count_at(c, Value("i64", "%place")),
     }

@@ -70,7 +70,7 @@ class GdbClient:
         self._covered: set[int] = set()
         with self._stub.paused():
             # Whether somebody else had stopped it before the debugger did.
-            self._was_held = self._stub.is_held
+            self._was_held = self._stub.is_held and not self._stub.is_debugged
             self._cpu = self._stub.ids()[0]
             self._view.leave_own_code()
             self._stub.hold()
@@ -95,6 +95,12 @@ class GdbClient:
         self._stub.hold()
         if not self.has_stopped:
             self._note(rsp.StopReply(signal=_SIGINT, cpu=self._cpu))
+
+    def pause(self, cpu: int) -> None:
+        """Have the guest, which stands, stand for it: a trigger of a vCPU has asked for that."""
+        self._was_held = False
+        self._stub.hold()
+        self._note(rsp.StopReply(signal=SIGTRAP, cpu=cpu))
 
     def warn_covered(self) -> None:
         """Say which breakpoints are not hit any more, as probes have come since there."""

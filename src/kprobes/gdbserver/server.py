@@ -105,6 +105,14 @@ class GdbServer:
         self._notify()
         return True
 
+    def pause(self, cpu: int) -> bool:
+        """Return whether a debugger is there: the guest, which stands, was stopped by a vCPU."""
+        if self._client is None:
+            return False
+        self._client.pause(cpu)
+        self._notify()
+        return True
+
     def serve(self, check: Callable[[], None]) -> None:
         """Do what the debugger asks for until it lets the guest run.
 
@@ -112,6 +120,9 @@ class GdbServer:
             check: is called meanwhile.
         """
         # In the thread of whoever waits for the guest.
+        if self._client is None:
+            self._ready(timeout_s=_SERVE_S)
+            check()
         while self._client is not None and self._stub.is_debugged:
             self._ready(self._sock, timeout_s=_SERVE_S)
             try:

@@ -35,6 +35,7 @@ from kprobes.guest.programs import Programs
 from kprobes.guest.recorder import Recorder, open_drain
 from kprobes.guest.release import DeadCalls, free_when_idle
 from kprobes.guest.stacks import Leaving, restore_callers, stopped_outside
+from kprobes.guest.triggers import TriggerPause
 from kprobes.guest.upcalls import UpcallControl, can_watch, check, watching
 from kprobes.guest.view import GuestView
 from kprobes.guest.watch import GuestWatch
@@ -45,7 +46,7 @@ from kprobes.model.definition import Definition, Statement
 from kprobes.model.events import NO_COUNTS, Counts, Events, Hits, Loads
 from kprobes.model.kernel import Kernel
 from kprobes.model.options import Options, Wanted
-from kprobes.model.override import Override, OverrideCounts
+from kprobes.model.override import Override
 from kprobes.model.plan import Plan
 from kprobes.model.resolved import RecordLayout, Resolved
 from kprobes.model.trigger import Trigger
@@ -92,7 +93,7 @@ class GuestDriver:
         self._changing = threading.RLock()
         self.overrides = Overrides(
             find=self._find_overridden,
-            read=self._read_counts,
+            read=lambda number: read_counts(self.guest.memory, self._allocator.arena, number),
             arm=self._arm_overrides,
             lock=self._changing,
         )
@@ -252,10 +253,6 @@ class GuestDriver:
         self.refresh_modules()
         return OverrideResolver(self.guest, self.places)
 
-    def _read_counts(self, number: int) -> OverrideCounts | None:
-        arena = self._allocator.arena
-        return None if arena is None else read_counts(self.guest.memory, arena, number)
-
     def _arm_overrides(self, overrides: Sequence[Override]) -> None:
         self.apply(partial(replace, options=self.options, overrides=overrides))
 
@@ -270,7 +267,10 @@ class GuestDriver:
         if recorder is None:
             raise ValueError("nothing is recorded that could be drained")
         recorder.writer = writer
-        return open_drain(recorder, self.guest, self.free_dead_calls, room=room)
+        limit_s, find = self.wanted.options.pause_timeout_s, lambda: recorder.words
+        pause = TriggerPause(find, self.guest, self.view.leave_own_code, limit_s, self._warn)
+        between = self.free_dead_calls, pause.check
+        return open_drain(recorder, self.guest, between, pause.let_go, room=room)
 
     def rest(self) -> Iterator[Events]:
         """Yield what was recorded and not drained; nothing is armed any more."""

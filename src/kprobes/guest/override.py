@@ -112,14 +112,16 @@ def _word(data: bytes, at: int, size: int = 8) -> int:
     return int.from_bytes(data[at : at + size], "little")
 
 
-def read_counts(memory: GuestMemory, arena: Arena, number: int) -> OverrideCounts:
+def read_counts(memory: GuestMemory, arena: Arena | None, number: int) -> OverrideCounts | None:
     """Return what an override has counted; the guest may run.
 
     Args:
         memory: of the guest.
-        arena: of the session.
+        arena: of the session; None before there is one, and nothing was counted.
         number: of the override.
     """
+    if arena is None:
+        return None
     words = memory.read(arena.overrides + OVERRIDE_SIZE * number, OVERRIDE_SIZE)
     return OverrideCounts(
         hits=_word(words, OVERRIDE_HITS),

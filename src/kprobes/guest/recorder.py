@@ -365,7 +365,8 @@ _PAUSING_S = 0.25
 def open_drain(
     recorder: Recorder,
     guest: Guest,
-    between: Callable[[], None] = nothing,
+    between: Sequence[Callable[[], None]] = (),
+    at_end: Callable[[], None] = nothing,
     *,
     room: float = ROOM,
 ) -> Drain:
@@ -374,22 +375,27 @@ def open_drain(
     Args:
         recorder: of the records.
         guest: that makes them.
-        between: is called after each look, in the pump's thread.
+        between: are called after each look, in the pump's thread.
+        at_end: is called after the last look.
         room: bytes of events that may wait to be taken.
     """
     if isinstance(guest.memory.ram, StubRam):
-        return PausingDrain(recorder, guest.stub, between)
-    return DrainThread(recorder, between, room=room)
+        return PausingDrain(recorder, guest.stub, between, at_end)
+    return DrainThread(recorder, between, at_end, room=room)
 
 
 class PausingDrain:
     """Drains when it is asked, in one pause of the guest: its RAM is behind the stub only."""
 
     def __init__(
-        self, recorder: Recorder, stub: Stub, between: Callable[[], None] = nothing
+        self,
+        recorder: Recorder,
+        stub: Stub,
+        between: Sequence[Callable[[], None]] = (),
+        at_end: Callable[[], None] = nothing,
     ) -> None:
         self._recorder = recorder
-        self._between = between
+        self._between, self._at_end = between, at_end
         self._stub = stub
         self._next = 0.0
 
@@ -400,9 +406,11 @@ class PausingDrain:
             return None
         with self._stub.paused():
             events = self._recorder.drain()
-        self._between()
+        for each in self._between:
+            each()
         self._next = time.monotonic() + _PAUSING_S
         return events if len(events) else None
 
     def stop(self) -> None:
-        """Do nothing: it drains only when it is asked."""
+        """Drain no more, which is done only when it is asked for."""
+        self._at_end()

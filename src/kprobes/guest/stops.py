@@ -74,8 +74,14 @@ def serve_debugger(stub: Stub, check: Callable[[], None] = nothing) -> float:
         check: as of ``run_until_stop``.
     """
     began = time.monotonic()
-    while stub.is_debugged and stub.debugger is not None:
-        stub.debugger.serve(check)
+    while stub.is_debugged:
+        if time.monotonic() > stub.held_until_s:
+            stub.go()
+        elif stub.debugger is not None:
+            stub.debugger.serve(check)
+        else:
+            time.sleep(_CHECK_S)
+            check()
         if stub.is_running:
             stub.stop()
     return time.monotonic() - began

@@ -1,11 +1,24 @@
-"""The words of a session's triggers in a guest, which ``model.trigger`` draws."""
+"""The words of a session's triggers in a guest, which ``model.trigger`` draws.
 
-from collections.abc import Iterable, Mapping
+The stop of a guest that one asks for, for a debugger that is there or joins.
+"""
 
-from kprobes.guest.guest import GuestMemory
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+from kprobes.arch.registry import machine
+from kprobes.errors import GuestGoneError
+from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.rings import MappedRange
+from kprobes.model.kernel import place_of
 from kprobes.model.options import Wanted
 from kprobes.model.trigger import (
+    PAUSED_CPU_SHIFT,
+    WORD_GONE_ON,
+    WORD_PAUSED,
+    WORD_PAUSES,
     WORD_SNAPSHOTS,
     WORD_STOPPED,
     WORD_TRACING_ON,
@@ -17,7 +30,9 @@ from kprobes.model.trigger import (
     left_offset,
     soft_enable_offset,
 )
-from kprobes.units import Addr
+from kprobes.units import U64, Addr
+
+_LATE = "; it came too late, and the hit has gone on"
 
 
 class TriggerWords:
@@ -94,10 +109,103 @@ class TriggerWords:
         """How many snapshots triggers have asked for."""
         return self._data.u64(WORD_SNAPSHOTS)
 
+    @property
+    def pauses(self) -> int:
+        """How often triggers have asked for the guest to be stopped."""
+        return self._data.u64(WORD_PAUSES)
+
+    @property
+    def paused(self) -> tuple[Trigger | None, int]:
+        """Which one did last, None if it was taken away, and the number of the CPU."""
+        word = self._data.u64(WORD_PAUSED)
+        return self._present.get(word % (1 << PAUSED_CPU_SHIFT)), word >> PAUSED_CPU_SHIFT
+
+    def go_on(self) -> bool:
+        """Let the CPUs go on that wait, of a guest that stands; return whether they still do."""
+        has_waited = self._data.u64(WORD_GONE_ON) != U64
+        self._data.set_u64(WORD_GONE_ON, self.pauses)
+        return has_waited
+
     def _set(self, soft_enables: Mapping[int, SoftEnable]) -> None:
         for number, (is_on, _) in soft_enables.items():
             self._data.set_u64(soft_enable_offset(number), int(is_on))
         self._soft_enables |= soft_enables
+
+
+class TriggerPause:
+    """Stops a guest of one recording when a trigger ``pause`` asks for it, and lets it run in time.
+
+    The CPU that was hit waits for that: see ``model.trigger``. If our process dies nobody stops the
+    guest, and the CPU goes on by itself; or the guardian lets the guest run that was stopped. One
+    thread checks at a time.
+    """
+
+    def __init__(
+        self,
+        words: Callable[[], TriggerWords | None],
+        guest: Guest,
+        leave_code: Callable[[], None],
+        timeout_s: float,
+        warn: Callable[[str], None],
+    ) -> None:
+        """Stop nothing yet.
+
+        Args:
+            words: returns the session's, or None before there are any.
+            guest: that is stopped.
+            leave_code: leads its CPUs out of our code.
+            timeout_s: after which it goes on where no debugger is there.
+            warn: is told of each stop.
+        """
+        self._find_words, self._guest, self._leave_code = words, guest, leave_code
+        self._timeout_s, self._warn = timeout_s, warn
+        self._seen = 0
+
+    def check(self) -> None:
+        """Stop the guest if a trigger has asked for that since the last look; to be called often.
+
+        One that no debugger lets run goes on when its time is over.
+        """
+        words, stub = self._find_words(), self._guest.stub
+        if words is not None and self._is_asked(words):
+            with stub.paused():
+                # What others have stopped stands until they let it run.
+                if stub.is_debugged or not stub.is_held:
+                    self._pause(words)
+        if stub.is_debugged and time.monotonic() > stub.held_until_s:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Let the guest run, unless it stands for a debugger that is there."""
+        stub = self._guest.stub
+        with stub.turn, suppress(GuestGoneError):
+            if stub.is_debugged and stub.held_until_s < math.inf:
+                stub.go()
+
+    def _is_asked(self, words: TriggerWords) -> bool:
+        with self._guest.readable():
+            return words.pauses != self._seen
+
+    def _pause(self, words: TriggerWords) -> None:
+        stub = self._guest.stub
+        self._seen = words.pauses
+        trigger, number = words.paused
+        has_waited = words.go_on()
+        if stub.is_debugged:
+            # It stands already.
+            return
+        stub.hold(time.monotonic() + self._timeout_s)
+        self._leave_code()
+        ids = stub.ids()
+        # The word is the guest's.
+        cpu = ids[number % len(ids)]
+        at = stub.registers(cpu)[machine(self._guest.kernel.arch).inject_ops.pc]
+        where = f"{place_of(self._guest.kernel.symbols, at)}, CPU {number}"
+        why = "" if trigger is None else f" ({trigger.listed(None).replace(':unlimited', '')})"
+        is_served = stub.debugger is not None and stub.debugger.pause(cpu)
+        how = " for the debugger" if is_served else f"; it goes on in {self._timeout_s:g} s"
+        late = "" if has_waited else _LATE
+        self._warn(f"a trigger has stopped the guest at {where}{why}{how}{late}")
 
 
 def _state_offset(trigger: Trigger) -> int:

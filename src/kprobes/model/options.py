@@ -31,6 +31,8 @@ class Tasks(Struct, frozen=True, kw_only=True):
     follow: bool = False
 
 
+PAUSE_TIMEOUT_S = 60.0
+"""How long a trigger stops a guest for a debugger, unless something else is said."""
 MAX_PAUSE_S = 0.05
 """How long a guest stands still at once, unless something else is said."""
 
@@ -92,6 +94,8 @@ class Options(Struct, frozen=True, kw_only=True):
         checkpoint: called often while probes are planned and linked; it may raise to end that.
         tracing_on: whether recordings begin with tracing on: triggers ``traceon`` may turn it on.
         keeps_end: whether the end of recordings is kept, which triggers ``snapshot`` write.
+        pause_timeout_s: for how many seconds a trigger ``pause`` stops a guest where no debugger
+            joins that lets it run.
         trigger: a hist trigger that all hits are counted by, in place of being recorded, in one
             table; or "". Of guests.
     """
@@ -106,6 +110,7 @@ class Options(Struct, frozen=True, kw_only=True):
     checkpoint: Callable[[], None] = _nothing
     tracing_on: bool = True
     keeps_end: bool = False
+    pause_timeout_s: float = PAUSE_TIMEOUT_S
     trigger: str = ""
 
 

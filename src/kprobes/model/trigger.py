@@ -14,7 +14,7 @@ from kprobes.model.hist import HistTable, HistTrigger
 
 
 class Command(StrEnum):
-    """What a trigger does; the value is the kernel's word, but for the last."""
+    """What a trigger does; the value is the kernel's word, but for the last ones."""
 
     TRACEON = "traceon"
     TRACEOFF = "traceoff"
@@ -27,6 +27,8 @@ class Command(StrEnum):
     DISABLE_HIST = "disable_hist"
     STOP = "stop"
     """Ours: ends the recording."""
+    PAUSE = "pause"
+    """Ours: stops the guest for a debugger."""
 
 
 OF_HISTS = frozenset({Command.ENABLE_HIST, Command.DISABLE_HIST})
@@ -38,7 +40,7 @@ OF_TRACING = frozenset({Command.TRACEON, Command.TRACEOFF, Command.STOP})
 OF_HOSTS = OF_TRACING | {Command.ENABLE_EVENT, Command.DISABLE_EVENT}
 """Those that a session with this machine's own kernel may have, if it is new enough."""
 _OWN_TRACING_SINCE = (5, 18)
-_POST = frozenset({Command.TRACEOFF, Command.STACKTRACE, Command.STOP})
+_POST = frozenset({Command.TRACEOFF, Command.STACKTRACE, Command.STOP, Command.PAUSE})
 
 
 def of_hosts(version: tuple[int, int]) -> frozenset[Command]:
@@ -138,8 +140,11 @@ class CompiledTrigger(Struct, frozen=True, kw_only=True):
 
 # The words of a session's triggers in a guest, all u64; the page is the session's own:
 #
-#     0            8         16          64                           64 + 8 * MOST
-#     [tracing_on] [stopped] [snapshots] [soft enable 0, 1, ...]      [left of 0, of 1, ...]
+#     0            8         16          24       32       40
+#     [tracing_on] [stopped] [snapshots] [pauses] [paused] [gone on]
+#
+#     64                      64 + 8 * MOST
+#     [soft enable 0, 1, ...] [left of 0, of 1, ...]
 #
 #     64 + 16 * MOST
 #     [is there 0, 1, ...]
@@ -148,7 +153,13 @@ class CompiledTrigger(Struct, frozen=True, kw_only=True):
 # latter is EVENT_FILE_FL_SOFT_DISABLED of one event. So has a hist trigger one, 0 while it is
 # paused. A trigger that was taken away is not there, and its hist trigger's soft enable is 0: a
 # call in progress may still return to code that has it.
+#
+# ``pauses`` is how often a guest was to be stopped, ``paused`` the trigger that wants it, and from
+# bit 32 on its CPU: it waits until ``gone on`` is as much, or for long; then nobody waits any more
+# until that is less again.
 WORD_TRACING_ON, WORD_STOPPED, WORD_SNAPSHOTS = 0, 8, 16
+WORD_PAUSES, WORD_PAUSED, WORD_GONE_ON = 24, 32, 40
+PAUSED_CPU_SHIFT = 32
 MOST = 252
 """Triggers of a session, and events in soft mode; number 0 is nobody's."""
 _SOFT_ENABLES = 64

@@ -5,6 +5,7 @@ Written down in the GDB manual, appendix "GDB Remote Serial Protocol"; what QEMU
 of one would stop it.
 """
 
+import math
 import re
 import socket
 import threading
@@ -39,6 +40,10 @@ class Debugger(Protocol):
         """Do what it asks for until it lets the guest run; ``check`` is called meanwhile."""
         ...
 
+    def pause(self, cpu: int) -> bool:
+        """Return whether it is there: the guest, which stands, was stopped for it by a vCPU."""
+        ...
+
 
 class Stub:
     """A guest through its gdb stub. With ``read`` it implements ``ports.Memory``.
@@ -52,7 +57,8 @@ class Stub:
         is_held: whether somebody else has stopped the guest, who may have let it run since:
             ``stands`` finds out. It is never us who let it run then.
         debugger: another one that is served through this connection, or None.
-        is_debugged: whether the guest stands for that; it is held then.
+        is_debugged: whether the guest stands for that, or one to come; it is held then.
+        held_until_s: when it goes on whatever a debugger does, by time.monotonic().
         turn: is had by one thread at a time.
         stops: how often we, or a breakpoint of ours, stopped the guest, connecting included.
         longest_s: for how many seconds at once; may be set to 0 for what comes then.
@@ -69,6 +75,7 @@ class Stub:
         self.address = address
         self.is_running = self.is_held = self.is_debugged = False
         self.debugger: Debugger | None = None
+        self.held_until_s = math.inf
         self.stops = 1
         self._wire = wire
         self._clock = clock
@@ -401,12 +408,13 @@ class Stub:
                     return False
             return True
 
-    def hold(self) -> None:
-        """Keep the guest stopped for the debugger, until ``go``."""
+    def hold(self, until_s: float = math.inf) -> None:
+        """Keep the guest stopped for the debugger, until ``go``; see ``held_until_s``."""
         with self.turn:
             if self.is_running:
                 self.stop()
             self.is_held = self.is_debugged = True
+            self.held_until_s = until_s
 
     def go(self, how: bytes = b"vCont;c") -> None:
         """Let a guest run that stands for the debugger; ``how`` says which vCPUs, or one step."""

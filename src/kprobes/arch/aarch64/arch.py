@@ -74,6 +74,7 @@ declare ptr @llvm.sponentry.p0()
 declare void @llvm.aarch64.hint(i32)
 declare i64 @llvm.read_register.i64(metadata)
 declare i64 @llvm.read_volatile_register.i64(metadata)
+declare void @llvm.write_register.i64(metadata, i64)
 define internal i64 @pstate() alwaysinline nounwind {
   %masks = call i64 @llvm.read_register.i64(metadata !{!"daif"})
   %level = call i64 @llvm.read_register.i64(metadata !{!"currentel"})
@@ -121,11 +122,14 @@ CODE = CodeInfo(
     # JUMP26, CALL26, ABS64.
     relocations={**_MOVES, 282: _BRANCH, 283: _BRANCH, 257: Field(size=8)},
     counter=_READ.format("cntvct_el0"),
+    # YIELD.
+    pause="call void @llvm.aarch64.hint(i32 1)",
     # current_thread_info() in arch/arm64/include/asm/current.h.
     current=_READ.format("sp_el0"),
     # struct thread_info in arch/arm64/include/asm/thread_info.h, with little-endian words.
     is_resched_apart=True,
     flags=_READ.format("daif"),
+    set_flags='call void @llvm.write_register.i64(metadata !{{!"daif"}}, {})',
     # PSR_I_BIT.
     irqs_flag=1 << 7,
     irqs_set=False,
@@ -188,8 +192,6 @@ UPCALL = UpcallOps(
     at_trampoline=upcall.at_trampoline,
     # A task's user memory; the kernel's own tables never change.
     page_table=_READ.format("ttbr0_el1"),
-    # YIELD.
-    pause="call void @llvm.aarch64.hint(i32 1)",
     pops=False,
 )
 

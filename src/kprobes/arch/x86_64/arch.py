@@ -120,6 +120,7 @@ CODE = CodeInfo(
     # System V AMD64 ABI, table 4.9: R_X86_64_64, PC32, PLT32, 32, 32S.
     relocations={1: _WORD, 2: _RELATIVE, 4: _RELATIVE, 10: _ABSOLUTE, 11: _ABSOLUTE},
     counter="call i64 @llvm.x86.rdtsc()",
+    pause='call void asm sideeffect "pause", "~{memory}"()',
     current=None,
     is_resched_apart=False,
     # Arithmetic flags that are known make reading all of them 2 ns cheaper in an emulated guest.
@@ -127,6 +128,7 @@ CODE = CodeInfo(
         'call i64 asm sideeffect "xorl ${0:k}, ${0:k}\\0Apushfq\\0Apopq $0", '
         '"=r,~{flags},~{memory}"()'
     ),
+    set_flags='call void asm sideeffect "pushq $0\\0Apopfq", "r,~{{flags}},~{{memory}}"({})',
     irqs_flag=1 << 9,
     irqs_set=True,
     per_cpu=Segment(
@@ -187,7 +189,6 @@ UPCALL = UpcallOps(
     at_instruction=upcall.at_instruction,
     at_trampoline=upcall.at_trampoline,
     page_table='call i64 asm sideeffect "movq %cr3, $0", "=r,~{memory}"()',
-    pause='call void asm sideeffect "pause", "~{memory}"()',
     pops=True,
 )
 
