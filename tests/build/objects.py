@@ -13,6 +13,7 @@ SOURCE = FOLDER / "entries.c"
 LINES = FOLDER / "source.c"
 MODULE = FOLDER / "module.c"
 EXTERNS = FOLDER / "externs.c"
+CONSTANTS = FOLDER / "constants.c"
 _GCC = "gcc -O2 -fcf-protection=none"
 _CLANG = "clang-19 -O2 --target=x86_64-linux-gnu"
 _ARM64 = "clang-19 -O2 --target=aarch64-linux-gnu"
@@ -66,12 +67,15 @@ WITH_EXTERNS: dict[str, str] = {
     "externs.ko": f"gcc {_PARTS} -mcmodel=kernel -fcf-protection=none {_BUILD_ID}",
 }
 """Likewise, of externs.c, linked, and as modules are."""
+WITH_CONSTANTS: dict[str, str] = {"constants.so": f"gcc -O2 -g -fPIC {_LINKED}"}
+"""Likewise, of constants.c."""
 
 
 def make(name: str, folder: Path) -> Path:
     """Compile one into a folder; return where it is."""
     path = folder / name
     known = {SOURCE: COMMANDS, LINES: WITH_LINES, MODULE: MODULES, EXTERNS: WITH_EXTERNS}
+    known[CONSTANTS] = WITH_CONSTANTS
     ((source, command),) = ((each, of[name]) for each, of in known.items() if name in of)
     # By a name of its own what is split off is found beside it, wherever that is.
     command = [*command.split(), source.name, "-o", os.path.relpath(path, FOLDER)]
@@ -80,5 +84,5 @@ def make(name: str, folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    for each in (*COMMANDS, *WITH_LINES, *MODULES, *WITH_EXTERNS):
+    for each in (*COMMANDS, *WITH_LINES, *MODULES, *WITH_EXTERNS, *WITH_CONSTANTS):
         make(each, FOLDER)

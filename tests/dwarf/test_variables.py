@@ -111,6 +111,19 @@ def test_constants_are_their_values(path: Path, source: DwarfSource) -> None:
     assert at.location == Location(kind=LocationKind.CONSTANT, number=0)
 
 
+def test_what_gcc_has_left_out_has_its_sign_only_where_it_is_said() -> None:
+    path = FOLDER / "constants.so"
+    source = open_source([path], "x86_64", "6.1.0", b"")
+
+    bits = {
+        each.name: each.location.number % (1 << 8 * each.spec.size)
+        for each in source.variables(address(path, "sums.constprop.0"))
+        if each.spec and each.location and each.location.kind is LocationKind.CONSTANT
+    }
+
+    assert bits == {"size": 128, "step": (1 << 32) - 128, "part": 0xFF, "large": 0xFEDCBA98}
+
+
 def test_a_function_of_arm64_begins_before_it_does_to_gcc() -> None:
     path = FOLDER / "lines-arm64.so"
     source, addr = open_source([path], "aarch64", "6.1.0", b""), address(path, "looks")

@@ -35,7 +35,6 @@ from typing import Any, NamedTuple
 
 from kprobes.errors import FormatError, UsageError
 from kprobes.formats.elf import global_data, section_addresses
-from kprobes.units import signed
 
 _LIBRARY = "libdw.so.1"
 _AT_FILE, _OP_ADDR, _INDEXED = 0x3A, 0x03, (0xA1, 0xFB)
@@ -138,7 +137,6 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
     "dwarf_attr_integrate": (c_void_p, (_die, c_uint, POINTER(_Attribute))),
     "dwarf_formref_die": (c_void_p, (POINTER(_Attribute), _die)),
     "dwarf_formudata": (c_int, (POINTER(_Attribute), POINTER(c_uint64))),
-    "dwarf_formsdata": (c_int, (POINTER(_Attribute), POINTER(c_uint64))),
     "dwarf_cu_info": (
         c_int,
         (c_void_p, c_void_p, POINTER(c_ubyte), c_void_p, _die, c_void_p, c_void_p, c_void_p),
@@ -375,19 +373,15 @@ class Dwarf:
         """Whether an entry has an attribute."""
         return self._attribute(die, attribute) is not None
 
-    def number(self, die: Die, attribute: int, *, is_signed: bool = False) -> int | None:
-        """Return an attribute that is a number, or None.
+    def number(self, die: Die, attribute: int) -> int | None:
+        """Return the 64 bits of an attribute that is a number, or None.
 
-        Args:
-            die: whose.
-            attribute: DW_AT_...
-            is_signed: whether its form says nothing of a sign, and it has one.
+        Only DW_FORM_sdata has a sign: gcc writes what is negative so, and no other.
         """
         found, value = self._attribute(die, attribute), c_uint64()
-        read = self._lib.dwarf_formsdata if is_signed else self._lib.dwarf_formudata
-        if found is None or read(byref(found), byref(value)):
+        if found is None or self._lib.dwarf_formudata(byref(found), byref(value)):
             return None
-        return signed(value.value) if is_signed else value.value
+        return value.value
 
     def declared(self, die: Die) -> tuple[str, int] | None:
         """Return the file and the line where something is declared, or None."""

@@ -15,7 +15,7 @@ from kprobes.dwarf.lines import FunctionAt, function_at
 from kprobes.dwarf.locations import LocationReader
 from kprobes.model.definition import TypeWord
 from kprobes.model.source import Location, LocationKind, Variable
-from kprobes.units import U64
+from kprobes.units import U64, signed
 
 _PARAMETER, _VARIABLE = 0x05, 0x34
 _BLOCKS = (0x1D, 0x0B)
@@ -151,10 +151,10 @@ def _inside(dwarf: Dwarf, inner: Sequence[Die], addr: int, inlined: str) -> Die 
 
 def _variable(reader: LocationReader, name: str, die: Die, *, is_meant: bool) -> Variable:
     dwarf = reader.dwarf
-    constant = dwarf.number(die, _AT_CONSTANT, is_signed=True)
+    constant = dwarf.number(die, _AT_CONSTANT)
     ops = dwarf.location(die, _AT_LOCATION, reader.addr)
     if constant is not None:
-        place: Location | str = Location(kind=LocationKind.CONSTANT, number=constant)
+        place: Location | str = Location(kind=LocationKind.CONSTANT, number=signed(constant))
     else:
         place = reader.location(ops or [])
     type_ = _peeled(dwarf, die)
