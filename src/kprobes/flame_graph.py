@@ -17,8 +17,7 @@ from msgspec import Struct
 
 from kprobes.errors import UsageError
 from kprobes.export import load
-from kprobes.histogram import Histogram, symbol_name
-from kprobes.model.events import addresses
+from kprobes.histogram import Histogram, function_of, symbol_name
 from kprobes.model.hist import USER_STACK, HistField, HistKind, Special
 from kprobes.model.visible import visible
 from kprobes.sinks.json import valid_text
@@ -65,20 +64,16 @@ def _frames(keys: tuple[HistField, ...], row: tuple[Any, ...], names: Names) -> 
     function = ""
     for key, value in zip(keys, row, strict=True):
         if key.kind is HistKind.STACK:
-            calls = [_name(addr, names) for addr in reversed(addresses(value))]
+            calls = [_text(function_of(each)) for each in reversed(names.key_stack(key, value))]
             callers = calls + callers if key.name == USER_STACK else callers + calls
         elif key.source is Special.FUNCTION:
-            function = _name(value, names)
+            function = _text(symbol_name(value, names))
         else:
             yield _text(value)
     yield from callers
     # A return's stack begins with its caller.
     if function and callers[-1:] != [function]:
         yield function
-
-
-def _name(addr: int, names: Names) -> str:
-    return _text(symbol_name(addr, names))
 
 
 def _text(value: object) -> str:

@@ -192,7 +192,8 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         if field.kind is HistKind.TEXT:
             return objects([valid_text(value) for value in key.tolist()])
         if field.kind is HistKind.STACK:
-            return objects([valid_text(names.stack_text(value)) for value in key.tolist()])
+            stacks = (names.key_stack(field, value) for value in key.tolist())
+            return objects([valid_text(b" <- ".join(each)) for each in stacks])
         match field.modifier:
             case Modifier.EXECNAME:
                 pairs = zip(map(valid_text, self.comms.tolist()), key.tolist(), strict=True)
@@ -464,12 +465,19 @@ def _text(field: HistField, value: bytes, names: Names) -> bytes:
         return b"%b: %-50b" % (_bytes(field.name), value.partition(b"\0")[0])
     # As the kernel's hist_trigger_stacktrace_print.
     head = _bytes(f"{field.name}:\n" if field.modifier is None else field.text)
-    return head + b"".join(b"         %b\n" % frame for frame in names.stack(value))
+    return head + b"".join(b"         %b\n" % frame for frame in names.key_stack(field, value))
 
 
 def symbol_name(addr: int, names: Names) -> bytes:
     """Return what the kernel's ``%ps`` prints for an address: without the offset."""
-    function, plus, rest = names.symbol(addr).partition(b"+")
+    return function_of(names.symbol(addr))
+
+
+def function_of(place: bytes) -> bytes:
+    """Return a place without its offset: ``vfs_read``; of a file alone ``[sh]``."""
+    if place.startswith(b"/") and b"[+" in place:
+        return b"[%b]" % place.rpartition(b"[+")[0].rpartition(b"/")[2]
+    function, plus, rest = place.partition(b"+")
     _, blank, module = rest.partition(b" ")
     return function + blank + module if plus else function
 

@@ -17,6 +17,7 @@ from kprobes.handlers.live import LiveKernel
 from kprobes.handlers.registers import Registers
 from kprobes.handlers.registry import Registry
 from kprobes.model.events import Events
+from kprobes.model.hist import PROGRAM_SHIFT
 from kprobes.model.recording import RecordingEnd
 from kprobes.session import Session
 from kprobes.trace import Trace
@@ -210,19 +211,29 @@ def host(
         return Session(driver, undo.pop_all(), driver.machine)
 
 
-def remember_programs(kernel: GuestSession) -> None:
+def remember_programs(kernel: GuestSession, symfs: Path | None = None) -> None:
     """Look at what each program of a guest has mapped when it ends, until the session does.
 
-    So text with the trace option ``sym-userobj`` shows files also for events that are printed
-    later. Who ends waits for that.
+    So text with the trace option ``sym-userobj``, and counts by ``ustack``, show files also of
+    programs that have ended. Who ends waits for that.
+
+    Args:
+        kernel: the session with the guest.
+        symfs: a directory that is as the guest's root: functions are shown of its files.
 
     Raises:
         RefusedError, UsageError: Python cannot be asked in this guest, or it has no types.
     """
+    from kprobes.guest.programs import ProgramFiles
+
     programs = kernel.driver.programs
+    if symfs is not None:
+        programs.find_function = ProgramFiles(symfs)
 
     def end_of_program(mm: SupportsIndex, *, regs: Registers) -> None:
-        programs.note(int(regs.task.pid), index(mm))
+        pid, tgid = int(regs.task.pid), int(regs.task.tgid)
+        program = int(regs.task.self_exec_id) << PROGRAM_SHIFT | tgid
+        programs.note((pid, tgid, program), index(mm))
 
     kernel.entry("exit_mmap")(end_of_program)
 

@@ -267,12 +267,55 @@ def framed(call: str, depth: int, *, arch: str = "amd64") -> bytes:
         depth: how many functions.
         arch: the guest's, by Debian's name.
     """
+    return program(b"".join(_frames(call, depth, arch)), arch=arch)
+
+
+def framed_functions(call: str, depth: int, *, arch: str = "amd64") -> dict[str, tuple[int, int]]:
+    """Return the functions of that program, ``start``, ``outer1`` ... and ``inner``.
+
+    Each with its address and its bytes.
+    """
+    found, addr = dict[str, tuple[int, int]](), BASE + _START
+    names = ["start", *(f"outer{n}" for n in range(1, depth)), "inner"]
+    for name, code in zip(names, _frames(call, depth, arch), strict=True):
+        found[name] = addr, len(code)
+        addr += len(code)
+    return found
+
+
+def _frames(call: str, depth: int, arch: str) -> list[bytes]:
     isa = _ISAS[arch]
     end = isa.ask("exit", 0)
     outer = isa.enter + isa.call_over(len(isa.leave)) + isa.leave
     inner = isa.enter + isa.ask(call, 0) + isa.leave
     start = isa.load(isa.frame, 0) + isa.call_over(len(end)) + end
-    return program(start + outer * (depth - 1) + inner, arch=arch)
+    return [start, *([outer] * (depth - 1)), inner]
+
+
+_SECTION, _SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")
+SYMTAB, DYNSYM = 2, 11
+"""Types of sections."""
+
+
+def with_functions(
+    data: bytes, functions: Mapping[str, tuple[int, int]], *, kind: int = SYMTAB
+) -> bytes:
+    """Return a program of these with a table of functions, of addresses and bytes by name."""
+    names, table = b"\0", bytes(_SYMBOL.size)
+    for name, (addr, size) in functions.items():
+        table += _SYMBOL.pack(len(names), 1 << 4 | 2, 0, 1, addr, size)
+        names += name.encode() + b"\0"
+    at = len(data)
+    sections = [
+        bytes(_SECTION.size),
+        _SECTION.pack(0, 1, 6, BASE, 0, at, 0, 0, 16, 0),
+        _SECTION.pack(0, kind, 0, 0, at, len(table), 3, 1, 8, _SYMBOL.size),
+        _SECTION.pack(0, 3, 0, 0, at + len(table), len(names), 0, 0, 1, 0),
+    ]
+    head = bytearray(data[: _HEADER.size])
+    struct.pack_into("<Q", head, 40, at + len(table) + len(names))
+    struct.pack_into("<HHH", head, 58, _SECTION.size, len(sections), 0)
+    return bytes(head) + data[_HEADER.size :] + table + names + b"".join(sections)
 
 
 def _headers(machine: int, size: int) -> bytes:

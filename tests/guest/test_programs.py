@@ -1,8 +1,11 @@
-"""Mappings of tasks in memory that is damaged, or hostile."""
+"""Mappings of tasks in memory that is damaged, or hostile; functions in files of programs."""
 
+import os
 import struct
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +14,16 @@ import pytest
 from kprobes.errors import MemoryFault
 from kprobes.guest import programs
 from kprobes.guest.guest import Guest
-from kprobes.guest.programs import Programs
+from kprobes.guest.programs import ProgramFiles, Programs
+from tests.build import elf
+from tests.build.programs import (
+    BASE,
+    DYNSYM,
+    SYMTAB,
+    framed,
+    framed_functions,
+    with_functions,
+)
 
 TASK, MM, AREA, FILE, MOUNT, DENTRY, ROOT = (0x1000 * n for n in range(1, 8))
 NODE, NAME = 0x10000, 0x20000
@@ -20,6 +32,7 @@ _OFFSETS = {
     for n, name in enumerate(
         (
             *("pid", "mm", "mm_mt.ma_root", "mmap", "vm_start", "vm_end", "vm_file", "vm_next"),
+            *("vm_pgoff", "self_exec_id"),
             *("mnt", "mnt_parent", "mnt_mountpoint", "d_parent", "d_hash.pprev", "d_name.name"),
             *("d_name.len", "f_path.dentry", "f_path.mnt"),
         )
@@ -63,7 +76,8 @@ class _Memory:
         return at | kind
 
     def area(self, at: int, start: int, stop: int) -> int:
-        for member, value in (("vm_start", start), ("vm_end", stop), ("vm_file", FILE)):
+        values = {"vm_start": start, "vm_end": stop, "vm_file": FILE, "vm_pgoff": 0}
+        for member, value in values.items():
             self.put(at, member, value)
         return at
 
@@ -91,7 +105,7 @@ def programs_of(memory: _Memory, *, version: tuple[int, int] = (6, 1)) -> Progra
     def offset(struct_: str, member: str) -> int:
         return _NODES.get((struct_, member), _OFFSETS.get(member, 0))
 
-    kernel = SimpleNamespace(version=version, offset=offset)
+    kernel = SimpleNamespace(version=version, offset=offset, arch="x86_64")
     guest: Any = SimpleNamespace(memory=memory, kernel=kernel, readable=nullcontext)
     return Programs(lambda: cast("Guest", guest))
 
@@ -159,8 +173,8 @@ def test_a_path_that_leads_back_to_itself_ends(memory: _Memory) -> None:
 def test_what_was_mapped_is_known_after_the_end(memory: _Memory) -> None:
     memory.put(MM, "mm_mt.ma_root", memory.area(AREA, 0x400000, 0x401000))
     found = programs_of(memory)
-    found.note(9, MM)
-    found.note(10, 0)
+    found.note([9], MM)
+    found.note([10], 0)
 
     assert found(9, 0x400000) == rb"/a\012b[+0x0]"
     assert found(10, 0x400000) is None
@@ -171,7 +185,7 @@ def test_the_oldest_are_forgotten(memory: _Memory, monkeypatch: pytest.MonkeyPat
     memory.put(MM, "mm_mt.ma_root", memory.area(AREA, 0x400000, 0x401000))
     found = programs_of(memory)
     for pid in (20, 21, 20, 22):
-        found.note(pid, MM)
+        found.note([pid], MM)
 
     assert [found(pid, 0x400000) is not None for pid in (20, 21, 22)] == [True, False, True]
 
@@ -191,3 +205,67 @@ def test_a_task_that_is_not_there_is_not_looked_for_at_each_address(
 
     assert [found(8, addr) for addr in (0x400000, 0x400001, 0x400002)] == [None] * 3
     assert len(looked) == 1
+
+
+_FUNCTIONS = framed_functions("getppid", 3)
+_CODE = framed("getppid", 3)
+
+
+def _place(name: str, at: int = 0) -> int:
+    # The offset in the file of a place in a function.
+    return _FUNCTIONS[name][0] + at - BASE
+
+
+@pytest.mark.parametrize("kind", [SYMTAB, DYNSYM], ids=["symtab", "dynsym"])
+def test_functions_are_those_of_the_file_at_the_guests_path(tmp_path: Path, kind: int) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "deep").write_bytes(with_functions(_CODE, _FUNCTIONS, kind=kind))
+    files = ProgramFiles(tmp_path)
+
+    for name, (_, size) in _FUNCTIONS.items():
+        shown = f"{name}+0x%x/{size:#x}"
+        assert files(b"/bin/deep", _place(name)) == (shown % 0).encode()
+        assert files(b"/bin/deep", _place(name, size - 1)) == (shown % (size - 1)).encode()
+    last = _place("inner", _FUNCTIONS["inner"][1])
+    assert files(b"/bin/deep", last) is None
+    assert files(b"/bin/deep", 1) is None
+    assert files(b"/bin/deep", 1 << 40) is None
+
+
+def test_a_stripped_file_has_its_functions_by_its_build_id(tmp_path: Path) -> None:
+    code = elf.vmlinux([(BASE, bytes(64))], notes=elf.build_id_note(bytes(range(20))))
+    (tmp_path / "prog").write_bytes(code)
+    folder = tmp_path / "usr/lib/debug/.build-id/00"
+    folder.mkdir(parents=True)
+    debug = with_functions(_CODE, {"main": (BASE, 32)})
+    (folder / "0102030405060708090a0b0c0d0e0f10111213.debug").write_bytes(debug)
+    # The first piece that is loaded begins behind the headers.
+    start = 64 + 2 * 56
+
+    assert ProgramFiles(tmp_path)(b"/prog", start + 5) == b"main+0x5/0x20"
+    assert ProgramFiles(tmp_path)(b"/prog", start + 40) is None
+
+
+@pytest.mark.parametrize(
+    "path", [b"/../secret", b"/link", b"/folder", b"/none", b"/a\0b", b"/fifo"]
+)
+def test_nothing_but_files_below_the_directory_is_looked_at(tmp_path: Path, path: bytes) -> None:
+    root = tmp_path / "root"
+    (root / "folder").mkdir(parents=True)
+    (tmp_path / "secret").write_bytes(with_functions(_CODE, _FUNCTIONS))
+    (root / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(root / "fifo")
+
+    assert ProgramFiles(root)(path, _place("inner")) is None
+
+
+def test_damaged_files_have_no_functions(tmp_path: Path) -> None:
+    data = with_functions(_CODE, _FUNCTIONS)
+    random = Random(3)
+    for number in range(300):
+        broken = bytearray(data[: random.randrange(len(data))] if number % 2 else data)
+        for _ in range(8 * (number % 3)):
+            broken[random.randrange(len(broken))] ^= 1 << random.randrange(8)
+        (tmp_path / str(number)).write_bytes(broken)
+        found = ProgramFiles(tmp_path)(b"/%d" % number, _place("inner"))
+        assert found is None or b"+0x" in found

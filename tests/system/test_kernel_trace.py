@@ -39,7 +39,8 @@ sleep 0.2
 echo 0 > tracing_on
 cat trace > /tmp/trace.txt
 mkdir /tmp/copy; cd /tmp/copy
-for file in /sys/kernel/tracing/events/*/*/format /sys/kernel/tracing/events/header_page; do
+for file in $(for group in {_GROUPS} ftrace kprobes; do
+    ls /sys/kernel/tracing/events/$group/*/format; done) /sys/kernel/tracing/events/header_page; do
   name=${{file#/sys/kernel/tracing/}}; mkdir -p ${{name%/*}}; cat $file > $name
 done
 for name in trace_clock saved_cmdlines printk_formats; do

@@ -3,12 +3,14 @@
 import io
 import re
 from collections.abc import Generator, Sequence
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 import kprobes
 from kprobes.errors import DefinitionError
+from kprobes.flame_graph import stacks_of
 from kprobes.guest.programs import Programs
 from kprobes.model.abi import WALK_USER_STACK
 from kprobes.model.text_options import text_options
@@ -16,7 +18,7 @@ from kprobes.open import GuestSession, remember_programs
 from kprobes.sinks.text import TextSink
 from kprobes.trace import Trace
 from kprobes.transport.qemu_command import MachineOptions
-from tests.build.programs import PAGE, mapping
+from tests.build.programs import PAGE, framed, framed_functions, mapping, with_functions
 from tests.build.waiting import becomes_true
 from tests.system.conftest import SUITES
 from tests.system.oracle import TRACING, Tracefs
@@ -28,6 +30,7 @@ pytestmark = [
 ]
 
 _PROGRAM, _DEEP = "/mapping", "/tmp/a/b/mapped"
+_FRAMED, _CALL, _DEPTH = "/deep", "getppid", 5
 _ADDR, _COUNT = 0x1000_0000, 400
 _MAPPED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ *(\S.*)?")
 _READ = "p:{}read vfs_read"
@@ -36,9 +39,11 @@ _READ = "p:{}read vfs_read"
 @pytest.fixture(scope="module", params=["5.10", "6.1", "7.x"])
 def guest(request: pytest.FixtureRequest, arch: str) -> Generator[GuestSession]:
     files = {_PROGRAM: mapping(_DEEP, _ADDR, _COUNT, arch=arch)}
+    files[_FRAMED] = framed(_CALL, _DEPTH, arch=arch)
     options = MachineOptions(suite=SUITES[request.param], arch=arch, files=files)
     with kprobes.boot(options) as session:
-        made = f"chmod 755 {_PROGRAM}; mkdir /tmp/a; mount -t tmpfs none /tmp/a; mkdir /tmp/a/b"
+        made = "mkdir /tmp/a; mount -t tmpfs none /tmp/a; mkdir /tmp/a/b"
+        made += f"; chmod 755 {_PROGRAM} {_FRAMED}"
         assert session.run(f"{made}; head -c 4096 /bin/busybox > {_DEEP}").status == 0
         yield session
 
@@ -166,3 +171,41 @@ def test_a_program_that_has_ended_is_known_where_its_end_was_waited_for(
     assert dict(shown) == dict.fromkeys(pids, "/bin/busybox")
     assert ends.errors == 0
     assert ends.nmissed == 0
+
+
+def _nowhere(path: bytes, offset: int) -> None:
+    del path, offset
+
+
+def test_functions_of_programs_are_named_in_counts_and_flame_graphs(
+    guest: GuestSession, arch: str, tmp_path: Path
+) -> None:
+    if guest.kernel.symbols.find(WALK_USER_STACK) is None:
+        return
+    functions = framed_functions(_CALL, _DEPTH, arch=arch)
+    code = with_functions(framed(_CALL, _DEPTH, arch=arch), functions)
+    (tmp_path / "deep").write_bytes(code)
+    remember_programs(guest, tmp_path)
+    (ends,) = guest.probes
+    entry = {"amd64": "__x64_sys", "arm64": "__arm64_sys"}[arch]
+    probe = guest.probe(f"p:asks {entry}_{_CALL}", triggers=["hist:keys=comm,ustack"])
+    try:
+        with guest.record(probe):
+            for _ in range(3):
+                # A program is another one after its exec, whatever its process was before.
+                assert guest.run(f"sh -c 'exec {_FRAMED}'").status == 0
+        (histogram,) = probe.histograms
+        shown, drawn = str(histogram), stacks_of(histogram)
+    finally:
+        probe.delete()
+        ends.unregister()
+        guest.driver.programs.find_function = _nowhere
+
+    names = ["inner", *(f"outer{n}" for n in range(_DEPTH - 1, 0, -1)), "start"]
+    frames = re.findall(r"^ +(\w+)\+0x\w+/0x\w+ \[/deep\]$", shown, re.MULTILINE)
+    assert frames == 3 * names
+    chain = "deep", *(f"{name} [/deep]" for name in reversed(names))
+    assert drawn[chain] == 3
+    # What has no symbols is named by its file; a program that was replaced had its own.
+    others = {name for frames in drawn if frames != chain for name in frames}
+    assert others == {"sh", "[busybox]"}

@@ -145,6 +145,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trace.add_probing(parser)
     add_shown(parser)
     add_size(parser)
+    options.add_symfs(parser)
     parser.add_argument(
         "--interval",
         type=options.duration,

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import BinaryIO
 
-from kprobes.cli import counting, trace
+from kprobes.cli import counting, options, trace
 from kprobes.cli.counting import Counting, Shown
 from kprobes.errors import UsageError
 from kprobes.model.hist import LARGE_SIZE, MAX_KEYS, STACK, trigger_text
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the bottom of all stacks",
     )
     counting.add_size(parser)
+    options.add_symfs(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there")
     parser.set_defaults(format="folded", print_trigger=False, **counting.DEFAULTS)
 

@@ -188,6 +188,23 @@ def add_kernel_files(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_symfs(parser: argparse.ArgumentParser) -> None:
+    """Add where the files of a guest's programs are."""
+    parser.add_argument(
+        "--symfs",
+        type=Path,
+        metavar="DIR",
+        help="a directory that is as the guest's root: in stacks of programs their functions are "
+        "named, by the files there",
+    )
+
+
+def check_symfs(args: argparse.Namespace) -> None:
+    """Raise UsageError where what ``--symfs`` names is no directory."""
+    if args.symfs is not None and not args.symfs.is_dir():
+        raise UsageError(f"--symfs {args.symfs}: no such directory")
+
+
 def add_guest(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that shows something of a guest."""
     add_output(parser)

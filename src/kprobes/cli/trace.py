@@ -115,6 +115,7 @@ def add_tracing(parser: argparse.ArgumentParser) -> None:
     """Add what every trace has, whatever guest it is of."""
     add_probing(parser, prints=True)
     add_triggers(parser)
+    options.add_symfs(parser)
     _add_limit(parser)
     _add_output(parser)
 
@@ -134,6 +135,7 @@ def add_probing(parser: argparse.ArgumentParser, *, prints: bool = False) -> Non
         disabled=frozenset(),
         tracing_off=False,
         pause_timeout=None,
+        symfs=None,
         until_shutdown=False,
         has_ended=_never,
         has_console=False,
@@ -337,6 +339,7 @@ def prepared(args: argparse.Namespace, out: BinaryIO) -> "Callable[[Stop | None]
     if args.cpu is not None and args.python is not None:
         raise UsageError("--cpu is for definitions, not for the handlers of --python")
     options.check_text_options(args)
+    options.check_symfs(args)
     texts = _given(args)
     if args.output is not None:
         check_writable(args.output)

@@ -43,7 +43,7 @@ from kprobes.lang.trigger import names_target
 from kprobes.model.definition import Kind
 from kprobes.model.events import Counts, Hits
 from kprobes.model.options import PAUSE_TIMEOUT_S, Options
-from kprobes.model.text_options import text_options
+from kprobes.model.text_options import TextOptions, text_options
 from kprobes.ports import Sink
 from kprobes.recording_files import RotatingWriter, SnapshotWriter
 from kprobes.recording_writer import FileWriter, RecordingWriter, open_recording
@@ -230,7 +230,7 @@ class _Tracer(Struct, kw_only=True):
             has_enum_names=args.enum,
             has_wide_numbers=args.json_numbers == "number",
             is_rebooted=self.boots > 0,
-            options=text_options(args.text_options),
+            options=_text_options(args),
         )
         sink = _sink_of(args, source, session)
         output = Output(stream, sink, is_ours=is_ours, stop=self.stop)
@@ -239,14 +239,20 @@ class _Tracer(Struct, kw_only=True):
         return output
 
 
+def _text_options(args: argparse.Namespace) -> TextOptions:
+    found = text_options(args.text_options)
+    return found if args.symfs is None else replace(found, sym_userobj=True)
+
+
 def _remember_programs(args: argparse.Namespace, guest: "GuestSession") -> None:
-    is_shown = args.userstacktrace and text_options(args.text_options).sym_userobj
-    if not is_shown or args.recording is not None or guest.driver.is_early:
+    is_shown = args.counting is not None or text_options(args.text_options).sym_userobj
+    is_asked = args.userstacktrace and (is_shown or args.symfs is not None)
+    if not is_asked or args.recording is not None or guest.driver.is_early:
         return
     from kprobes.open import remember_programs
 
     try:
-        remember_programs(guest)
+        remember_programs(guest, args.symfs)
     except KprobesError as error:
         _warn(f"files of programs that have ended are not known: {error}")
 

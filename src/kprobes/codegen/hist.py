@@ -25,6 +25,8 @@ from kprobes.model.hist import (
     MARK_LEAST,
     MAX_TEXT,
     PARTS_BITS,
+    PROGRAM_SHIFT,
+    PROGRAM_SIZE,
     TABLE_DROPPED,
     TABLE_HEADER,
     TABLE_UNMEASURED,
@@ -128,10 +130,13 @@ def _bytes(hit: _Hit, key: HistField) -> tuple[Value, Value]:
     operand = hit.emitter.probe.fetches[int(key.source)].operand
     if isinstance(operand, StackTraceValue):
         slot = filters.text_slot(context)
-        count = fetch.walk(context, operand, slot)
+        before = PROGRAM_SIZE if key.has_program else 0
+        if before:
+            f.store(slot, _program(hit))
+        count = fetch.walk(context, operand, f.op("add", slot, before))
         if key.width:
             count = f.select(f.compare("ult", count, key.width), count, const(key.width))
-        return slot, f.op("shl", count, 3)
+        return slot, f.op("add", f.op("shl", count, 3), before)
     if not isinstance(operand, Load):
         raise TypeError("a string is fetched from memory")
     fault, read, join = f.label("fault"), f.label("read"), f.label("text")
@@ -143,6 +148,12 @@ def _bytes(hit: _Hit, key: HistField) -> tuple[Value, Value]:
     f.jump(join)
     f.place(join)
     return slot, f.phi({read: length, fault: const(0)})
+
+
+def _program(hit: _Hit) -> Value:
+    f, header = hit.context.out, hit.emitter.header
+    executed = f.op("shl", header(Header.EXEC_ID), PROGRAM_SHIFT)
+    return f.op("or", executed, f.resize(header(Header.TGID), "i64"))
 
 
 def _drop(hit: _Hit) -> None:

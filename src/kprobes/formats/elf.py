@@ -109,18 +109,35 @@ def noted_build_id(read: Callable[[int, int], bytes]) -> bytes:
 
 def _note_places(read: Callable[[int, int], bytes], head: bytes) -> list[tuple[int, int]]:
     # Offset and size in the file; an object has them in sections.
-    _, kind, _, _, _, table, _, _, _, size, count, *_ = HEADER.unpack_from(head)
+    kind = HEADER.unpack_from(head)[1]
     if kind == ET_REL:
         try:
             headers, _ = _section_headers(read)
         except (struct.error, IndexError):
             return []
         return [(each[4], each[5]) for each in headers if each[1] == _SHT_NOTE]
+    return [(each[2], each[5]) for each in _programs(read, head) if each[0] == _PT_NOTE]
+
+
+def load_places(read: Callable[[int, int], bytes]) -> list[tuple[int, int, int]]:
+    """Return offset in the file, bytes, and address as linked, of each piece that is loaded.
+
+    Args:
+        read: as of ``noted_build_id``.
+    """
+    head = read(0, HEADER.size)
+    if not head.startswith(MAGIC) or len(head) < HEADER.size:
+        return []
+    return [(each[2], each[5], each[3]) for each in _programs(read, head) if each[0] == _PT_LOAD]
+
+
+def _programs(read: Callable[[int, int], bytes], head: bytes) -> list[tuple[int, ...]]:
+    # The program headers: none where they cannot be.
+    _, _, _, _, _, table, _, _, _, size, count, *_ = HEADER.unpack_from(head)
     if size != _PROGRAM.size or count > _MAX_SEGMENTS:
         return []
     data = read(table, size * count)
-    found = (_PROGRAM.unpack_from(data, at) for at in range(0, len(data) - size + 1, size))
-    return [(each[2], each[5]) for each in found if each[0] == _PT_NOTE]
+    return [_PROGRAM.unpack_from(data, at) for at in range(0, len(data) - size + 1, size)]
 
 
 def section_addresses(read: Callable[[int, int], bytes], name: str) -> range:

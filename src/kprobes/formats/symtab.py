@@ -1,17 +1,20 @@
-"""A kernel's names in a file: the symbol table of an ELF file, or text as nm prints it.
+"""Names in a file: the symbol table of an ELF file, or a kernel's as text, as nm prints it.
 
     ffffffff81000000 T _stext        System.map, /proc/kallsyms: an address, nm's letter, a name
 
     Elf64_Sym:  u32 name, u8 info (binding << 4 | type), u8 other, u16 shndx, u64 value, u64 size
 
-What the kernel's own table leaves out (scripts/mksysmap, scripts/kallsyms.c) is left out here.
+Of a kernel, what its own table leaves out (scripts/mksysmap, scripts/kallsyms.c) is left out here.
 """
 
 import re
 import struct
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.errors import FormatError
@@ -32,15 +35,15 @@ _SECTIONS = np.dtype(
 )
 _SYMBOLS = np.dtype(
     {
-        "names": ("name", "info", "section", "value"),
-        "formats": ("<u4", "u1", "<u2", "<u8"),
-        "offsets": (0, 4, 6, 8),
+        "names": ("name", "info", "section", "value", "size"),
+        "formats": ("<u4", "u1", "<u2", "<u8", "<u8"),
+        "offsets": (0, 4, 6, 8, 16),
         "itemsize": 24,
     }
 )
-_SHT_SYMTAB, _SHT_NOBITS = 2, 8
+_SHT_SYMTAB, _SHT_NOBITS, _SHT_DYNSYM = 2, 8, 11
 _SHF_WRITE, _SHF_EXECINSTR = 1, 4
-_STT_SECTION = 3
+_STT_FUNC, _STT_SECTION, _STT_GNU_IFUNC = 2, 3, 10
 _STB_LOCAL, _STB_WEAK = 0, 2
 _SHN_ABS = 0xFFF1
 _HIDDEN = re.compile(rb"\$|\.L|__crc_|__kstrtab|L0|__kcfi_typeid_|__pi_\$|__efistub_\$")
@@ -82,22 +85,70 @@ def from_elf(data: bytes) -> SymbolTable | None:
     Raises:
         FormatError: no 64-bit little endian ELF, or damaged.
     """
-    if not data.startswith(MAGIC):
-        raise FormatError("not a 64-bit little endian ELF file")
-    try:
-        place, _, count, _ = cast("tuple[int, int, int, int]", _HEADER.unpack_from(data))
-        sections = np.frombuffer(data, _SECTIONS, count, place)
-        tables = np.flatnonzero(sections["type"] == _SHT_SYMTAB)
-        if not len(tables):
+    with _as_format_errors():
+        found = _read(data, _SHT_SYMTAB)
+        return None if found is None else _table(*found)
+
+
+class ProgramFunctions(Struct, frozen=True, kw_only=True, eq=False):
+    """The functions of a program, or of a library, as linked.
+
+    Attributes:
+        starts, sizes: uint64 (n,), ascending by start; bytes, 0 where nobody knows.
+        names: of each.
+    """
+
+    starts: NDArray[np.uint64]
+    sizes: NDArray[np.uint64]
+    names: tuple[bytes, ...]
+
+
+def functions(data: bytes) -> ProgramFunctions | None:
+    """Return those that a file's symbols tell, or what is left of them for dynamic linking.
+
+    None is of a file that tells nothing.
+
+    Raises:
+        FormatError: no 64-bit little endian ELF, or damaged.
+    """
+    with _as_format_errors():
+        found = _read(data, _SHT_SYMTAB) or _read(data, _SHT_DYNSYM)
+        if found is None:
             return None
-        table = sections[tables[0]]
-        n = int(table["size"]) // _SYMBOLS.itemsize
-        symbols = np.frombuffer(data, _SYMBOLS, n, int(table["offset"]))
-        names = sections[int(table["link"])]
-        strings = data[int(names["offset"]) :][: int(names["size"])]
-        return _table(symbols, sections, strings)
+        symbols, _, strings = found
+        is_function = np.isin(symbols["info"] & 15, (_STT_FUNC, _STT_GNU_IFUNC))
+        symbols = symbols[is_function & (symbols["section"] > 0)]
+        symbols = symbols[np.argsort(symbols["value"], kind="stable")]
+        starts: list[int] = symbols["name"].tolist()
+        return ProgramFunctions(
+            starts=symbols["value"].astype(np.uint64),
+            sizes=symbols["size"].astype(np.uint64),
+            names=tuple(strings[start : strings.index(b"\0", start)] for start in starts),
+        )
+
+
+@contextmanager
+def _as_format_errors() -> Generator[None]:
+    try:
+        yield
     except (ValueError, IndexError, OverflowError, struct.error) as error:
         raise FormatError(f"ELF: the symbol table is damaged: {error}") from error
+
+
+def _read(data: bytes, kind: int) -> tuple[np.ndarray, np.ndarray, bytes] | None:
+    # The symbols of a table, all sections, and the table's names.
+    if not data.startswith(MAGIC):
+        raise FormatError("not a 64-bit little endian ELF file")
+    place, _, count, _ = cast("tuple[int, int, int, int]", _HEADER.unpack_from(data))
+    sections = np.frombuffer(data, _SECTIONS, count, place)
+    tables = np.flatnonzero(sections["type"] == kind)
+    if not len(tables):
+        return None
+    table = sections[tables[0]]
+    n = int(table["size"]) // _SYMBOLS.itemsize
+    symbols = np.frombuffer(data, _SYMBOLS, n, int(table["offset"]))
+    names = sections[int(table["link"])]
+    return symbols, sections, data[int(names["offset"]) :][: int(names["size"])]
 
 
 def _table(symbols: np.ndarray, sections: np.ndarray, strings: bytes) -> SymbolTable:

@@ -1,5 +1,7 @@
 """Files that programs of the guest have mapped, by its kernel's lists: where an address lies.
 
+Functions of these files, where they can be read here.
+
 As the kernel's trace option ``sym-userobj`` shows them (seq_print_user_ip() in
 kernel/trace/trace_output.c): the file's path as d_path() has it, and how far the address is behind
 the beginning of the mapping. A task's mappings are a list (``mm->mmap``), since 6.1 a maple tree
@@ -14,15 +16,21 @@ the beginning of the mapping. A task's mappings are a list (``mm->mmap``), since
 The guest runs meanwhile, and may be hostile: what does not add up is as if it were not there.
 """
 
+import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 
-from kprobes.errors import MemoryFault, TargetError
+from kprobes.arch.registry import machine
+from kprobes.errors import FormatError, MemoryFault, TargetError
+from kprobes.formats.elf import load_places, noted_build_id
+from kprobes.formats.symtab import ProgramFunctions, functions
 from kprobes.guest.guest import Guest
 from kprobes.guest.stacks import each_task
+from kprobes.model.hist import PROGRAM_SHIFT
 from kprobes.units import U64
 
 _FRESH_S = 0.1
@@ -34,12 +42,20 @@ _HEIGHT = 31
 _LEAF, _RANGE, _ARANGE = 1, 2, 3
 _SLOTS = {_LEAF: 16, _RANGE: 16, _ARANGE: 10}
 _NEWLINE = (b"\n", rb"\012")
+_LARGEST = 1 << 29
+"""Bytes of a file that is looked at for its functions."""
+
+
+def _unknown(_path: bytes, _offset: int) -> bytes | None:
+    return None
 
 
 class _Mapping(Struct, frozen=True):
+    # Of what is at an offset in a file.
     start: int
     stop: int
     path: bytes
+    offset: int
 
 
 class _Found(Struct, frozen=True):
@@ -49,34 +65,45 @@ class _Found(Struct, frozen=True):
 
 
 class Programs:
-    """The programs of one guest; what a task has mapped is known after its end, too."""
+    """The programs of one guest; what a task has mapped is known after its end, too.
+
+    Attributes:
+        find_function: (path, offset in the file) to the function there, where its files are known.
+    """
 
     def __init__(self, find_guest: Callable[[], Guest]) -> None:
         """Look up nothing yet, in a guest of which more may be known later."""
+        self.find_function: Callable[[bytes, int], bytes | None] = _unknown
         self._find_guest = find_guest
         self._found: dict[int, _Found] = {}
 
     def __call__(self, pid: int, addr: int) -> bytes | None:
         """Return what is shown of an address of a task's program: ``/bin/sh[+0x1234]``.
 
-        None where no file is mapped, or the task is not known.
+        Where the function is known it is ``main+0x12/0x40 [/bin/sh]``; None where no file is
+        mapped, or the task is not known.
         """
         mappings = self._mappings(pid)
         index = bisect_right(mappings, addr, key=lambda each: each.start) - 1
         if index < 0 or addr >= mappings[index].stop or not mappings[index].path:
             return None
-        return b"%b[+0x%x]" % (mappings[index].path, addr - mappings[index].start)
+        found, path = mappings[index], mappings[index].path
+        function = self.find_function(path, found.offset + addr - found.start)
+        if function is not None:
+            return b"%b [%b]" % (function, path)
+        return b"%b[+0x%x]" % (path, addr - found.start)
 
-    def note(self, pid: int, mm: int) -> None:
-        """Look at what a task has mapped, before it is gone.
+    def note(self, pids: Collection[int], mm: int) -> None:
+        """Look at what a program has mapped, before it is gone.
 
         Args:
-            pid: of the task.
+            pids: that it is asked for by.
             mm: its ``struct mm_struct``.
         """
         mappings = self._read(lambda: mm)
         if mappings is not None:
-            self._keep(pid, mappings)
+            for pid in pids:
+                self._keep(pid, mappings)
 
     @property
     def _guest(self) -> Guest:
@@ -109,19 +136,24 @@ class Programs:
         except (MemoryFault, TargetError):
             return None
 
-    def _mm(self, pid: int) -> int:
+    def _mm(self, program: int) -> int:
+        # Of a task, or of a program as histograms have it.
         memory, kernel = self._guest.memory, self._guest.kernel
-        number, mm = (kernel.offset("task_struct", name) for name in ("pid", "mm"))
+        number, mm, exec_id = (
+            kernel.offset("task_struct", name) for name in ("pid", "mm", "self_exec_id")
+        )
+        executed, pid = program >> PROGRAM_SHIFT, program % (1 << PROGRAM_SHIFT)
         for task in each_task(memory, kernel):
             if int.from_bytes(memory.read(task + number, 4), "little") == pid:
-                return memory.u64(task + mm)
+                now = executed and memory.u64(task + exec_id) % (1 << PROGRAM_SHIFT)
+                return memory.u64(task + mm) if now == executed else 0
         return 0
 
     def _each(self, mm: int) -> Iterator[_Mapping]:
         memory, kernel = self._guest.memory, self._guest.kernel
-        start, stop, file = (
-            kernel.offset("vm_area_struct", name) for name in ("vm_start", "vm_end", "vm_file")
-        )
+        names = "vm_start", "vm_end", "vm_file", "vm_pgoff"
+        start, stop, file, page = (kernel.offset("vm_area_struct", name) for name in names)
+        size = machine(kernel.arch).inject_ops.page_size(memory)
         paths: dict[int, bytes] = {0: b""}
         for count, area in enumerate(self._areas(mm)):
             if count == _MAX_MAPPINGS:
@@ -129,7 +161,8 @@ class Programs:
             mapped = memory.u64(area + file)
             if mapped not in paths:
                 paths[mapped] = self._path(mapped)
-            yield _Mapping(memory.u64(area + start), memory.u64(area + stop), paths[mapped])
+            span, path = (memory.u64(area + start), memory.u64(area + stop)), paths[mapped]
+            yield _Mapping(*span, path, memory.u64(area + page) * size if path else 0)
 
     def _areas(self, mm: int) -> Iterator[int]:
         memory, kernel = self._guest.memory, self._guest.kernel
@@ -217,3 +250,91 @@ class _Tree:
 
 def _words(node: bytes, at: int, count: int) -> Sequence[int]:
     return memoryview(node[at : at + 8 * count]).cast("Q")
+
+
+class _File(Struct, frozen=True):
+    # Where pieces of a file are loaded: offset, bytes, address as linked; and its functions.
+    places: Sequence[tuple[int, int, int]]
+    functions: ProgramFunctions
+
+
+class ProgramFiles:
+    """Functions of programs, by their files in a directory that is as the guest's root.
+
+    That is perf's ``--symfs``: a root file system that is mounted here, or this machine's own,
+    which virtme-ng's guests have. A file without symbols may have them in ``usr/lib/debug`` there,
+    by its build id. Each is read once.
+    """
+
+    def __init__(self, root: Path) -> None:
+        """Read none yet.
+
+        Args:
+            root: the directory.
+        """
+        self._root = root.resolve()
+        self._files: dict[bytes, _File | None] = {}
+
+    def __call__(self, path: bytes, offset: int) -> bytes | None:
+        """Return what is shown of a place in a file: ``main+0x12/0x40``.
+
+        None where there is no such file here, or no function that is known.
+
+        Args:
+            path: of the file, in the guest.
+            offset: in it.
+        """
+        if path not in self._files:
+            self._files[path] = self._read(path)
+        file = self._files[path]
+        if file is None:
+            return None
+        for start, size, addr in file.places:
+            if start <= offset < start + size:
+                return _place(file.functions, addr + offset - start)
+        return None
+
+    def _read(self, path: bytes) -> _File | None:
+        data = self._bytes(os.fsdecode(path).lstrip("/"))
+        if data is None:
+            return None
+        read = _reader(data)
+        places, found = load_places(read), _functions(data)
+        if found is None or not len(found.starts):
+            build_id = noted_build_id(read).hex()
+            name = f"usr/lib/debug/.build-id/{build_id[:2]}/{build_id[2:]}.debug"
+            debug = self._bytes(name) if build_id else None
+            found = None if debug is None else _functions(debug)
+        return None if found is None else _File(places, found)
+
+    def _bytes(self, name: str) -> bytes | None:
+        # What the guest says where its files are must not lead anywhere else.
+        try:
+            file = (self._root / name).resolve()
+            if not (file.is_relative_to(self._root) and file.is_file()):
+                return None
+            return file.read_bytes() if file.stat().st_size < _LARGEST else None
+        except (OSError, ValueError):
+            return None
+
+
+def _reader(data: bytes) -> Callable[[int, int], bytes]:
+    return lambda at, size: data[at : at + size]
+
+
+def _functions(data: bytes) -> ProgramFunctions | None:
+    try:
+        return functions(data)
+    except FormatError:
+        return None
+
+
+def _place(found: ProgramFunctions, addr: int) -> bytes | None:
+    index = bisect_right(found.starts, addr) - 1
+    if index < 0:
+        return None
+    start, size = int(found.starts[index]), int(found.sizes[index])
+    if size and addr >= start + size:
+        return None
+    shown = b"%b+0x%x" % (found.names[index], addr - start)
+    return shown + b"/0x%x" % size if size else shown

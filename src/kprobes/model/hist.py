@@ -25,6 +25,9 @@ USER_STACK = "ustack"
 """Ours: the stack of the task's program."""
 STACK_DEPTH = 16
 """Addresses of a stack that is a key of the kernel's: HIST_STACKTRACE_DEPTH."""
+PROGRAM_SIZE, PROGRAM_SHIFT = 8, 32
+"""Of a program: bytes of a number, which is the process's, and from a bit on how often that had
+executed a program before (the kernel's ``self_exec_id``)."""
 MAX_TEXT = 255
 """Bytes of a text that is a key: MAX_FILTER_STR_VAL without the NUL."""
 
@@ -100,6 +103,7 @@ class HistField(Struct, frozen=True, kw_only=True):
         width: of each bucket, with ``buckets``; of a stack, how many addresses count, 0 for all;
             of a percentile, hundredths of a percent.
         is_kept: whether it is bytes that are kept beside a guest's table: a string, or a stack.
+        has_program: whether a stack's addresses come after the program that they are of.
     """
 
     name: str
@@ -109,6 +113,7 @@ class HistField(Struct, frozen=True, kw_only=True):
     modifier: Modifier | None = None
     width: int = 0
     is_kept: bool = False
+    has_program: bool = False
 
     @property
     def text(self) -> str:
@@ -238,7 +243,7 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
     def form(self) -> tuple[object, ...]:
         """What a guest's table has: hits of events with another one are not counted in it."""
         return tuple(
-            (each.kind, each.is_signed, each.is_kept, each.source is Header.COMM)
+            (each.kind, each.is_signed, each.is_kept, each.source is Header.COMM, each.has_program)
             for each in self.fields
         )
 

@@ -78,7 +78,8 @@ def known_fields(layout: RecordLayout, *, of_guest: bool = False) -> KnownFields
         places |= dict.fromkeys(_STACKS, fields[STACKTRACE])
         places[STACK] = replace(fields[STACKTRACE], name=STACK, width=0)
     if USER_STACKTRACE in fields:
-        places[USER_STACK] = replace(fields[USER_STACKTRACE], name=USER_STACK)
+        stack = fields[USER_STACKTRACE]
+        places[USER_STACK] = replace(stack, name=USER_STACK, has_program=of_guest)
     others = {name: field for name, field in (_GENERIC | places).items() if name not in own}
     missing = _MISSING | (_OF_GUEST if of_guest else _OF_RECORD) | arrays
     return KnownFields(fields=fields | others, missing=missing)

@@ -13,6 +13,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from kprobes.model.events import Batch, Column, Events, addresses
+from kprobes.model.hist import PROGRAM_SIZE, HistField
 from kprobes.model.resolved import (
     CONTEXT_HARDIRQ,
     CONTEXT_IRQS_ON,
@@ -253,6 +254,20 @@ class Names:
     def stack_text(self, stack: bytes) -> bytes:
         """Return a stack as one text: ``vfs_read+0x0/0x170 <- ksys_read+0x6b/0xf0 <- ...``."""
         return b" <- ".join(self.stack(stack))
+
+    def key_stack(self, key: HistField, stack: bytes) -> tuple[bytes, ...]:
+        """Return what is shown for each address of a stack that is a histogram's key."""
+        return self.program_stack(stack) if key.has_program else self.stack(stack)
+
+    def program_stack(self, stack: bytes) -> tuple[bytes, ...]:
+        """Return what is shown for each address of a program's stack, innermost first.
+
+        Args:
+            stack: as a histogram has it, the program first.
+        """
+        program, at = int.from_bytes(stack[:PROGRAM_SIZE], "little"), self._source.program_at
+        addrs = addresses(stack[PROGRAM_SIZE:])
+        return tuple(at(program, addr) or self.symbol(addr) for addr in addrs)
 
     def text_at(self, addr: int) -> bytes:
         """Return the kernel's string at an address, or the address where none is known."""
