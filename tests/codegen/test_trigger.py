@@ -177,6 +177,7 @@ def test_a_cpu_waits_for_the_guest_to_go_on_and_gives_up_in_the_end(
     isa: Isa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trigger, "_MOST_LOOKS", 20)
+    monkeypatch.setattr(trigger, "_WAIT_NS", 20)
     event = make_event(isa, 0, [("pause", 3)])
     found = Triggered(isa, [event], Words())
     asked, by, gone_on = WORD_PAUSES, WORD_PAUSED, WORD_GONE_ON

@@ -30,9 +30,10 @@ from kprobes.model.trigger import (
 )
 from kprobes.units import U64
 
-_MOST_LOOKS = 1 << 26
-"""Of a CPU that waits for the guest to be stopped: seconds, at 20 ns and more each. Nobody's clock
-is asked."""
+_WAIT_NS = 2_000_000_000
+"""How long a CPU waits for the guest to be stopped."""
+_MOST_LOOKS = 1 << 23
+"""How often it looks, where it has no counter: as long in an emulated guest."""
 _ON = frozenset({Command.TRACEON, Command.ENABLE_EVENT, Command.ENABLE_HIST})
 
 
@@ -166,11 +167,15 @@ def _wait(emitter: Emitter, trigger: Trigger) -> None:
     f.put(_word(emitter, WORD_PAUSED), f.op("or", cpu, trigger.number))
     before, place = f.take(_word(emitter, WORD_PAUSES)), _word(emitter, WORD_GONE_ON)
     waits, again, late, done = (f.label(hint) for hint in ("waits", "again", "late", "done"))
+    has_counter = context.abi.clock is None
+    start = f.value("i64", code.counter) if has_counter else const(0)
+    most = (_WAIT_NS << 32) // context.abi.ns_per_count if has_counter else _MOST_LOOKS
     with f.count_up(const(0)) as looks:
         f.emit(code.pause)
         f.branch(f.compare("ugt", f.load(place), before), done, waits)
         f.place(waits)
-        f.branch(f.compare("ugt", looks, _MOST_LOOKS), late, again)
+        now = f.value("i64", code.counter) if has_counter else looks
+        f.branch(f.compare("ugt", f.op("sub", now, start), most), late, again)
         f.place(again)
     f.place(late)
     f.put(place, const(U64))
