@@ -1,10 +1,16 @@
 """Words of triggers in a guest: what they say at first, and what changes them."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
+from kprobes.drain import nothing
+from kprobes.errors import GuestReplacedError
 from kprobes.guest.guest import GuestMemory
-from kprobes.guest.triggers import TriggerWords
+from kprobes.guest.triggers import TriggerPause, TriggerWords
 from kprobes.lang.trigger import parse_trigger
 from kprobes.model.options import Wanted
 from kprobes.model.trigger import (
@@ -14,7 +20,7 @@ from kprobes.model.trigger import (
     SoftEnable,
     Trigger,
 )
-from kprobes.units import Addr
+from kprobes.units import U64, Addr
 from tests.build.definitions import read
 from tests.build.guest import DATA, make_memory
 
@@ -211,3 +217,30 @@ def test_cpus_that_wait_go_on_together(memory: GuestMemory, words: TriggerWords)
     assert word(memory, WORD_GONE_ON) == 3
     words.soft_enable(wanted())
     assert words.paused == (None, 3)
+
+
+def test_a_guest_that_is_another_is_neither_written_to_nor_stopped(
+    memory: GuestMemory, words: TriggerWords
+) -> None:
+    def replaced() -> TriggerWords:
+        raise GuestReplacedError("it was rebooted")
+
+    told = list[str]()
+    guest: Any = SimpleNamespace(readable=nullcontext, stub=None)
+    ours = TriggerPause(lambda: words, guest, nothing, 1, told.append)
+    theirs = TriggerPause(replaced, guest, nothing, 1, told.append)
+    memory.write(DATA + WORD_PAUSES, bytes([1]))
+
+    theirs.end()
+    with pytest.raises(GuestReplacedError):
+        theirs.check()
+    assert word(memory, WORD_GONE_ON) == 0
+    assert told == []
+
+    guest.stub = SimpleNamespace(turn=nullcontext(), is_debugged=False)
+    ours.end()
+    ours.end()
+    assert word(memory, WORD_GONE_ON) == U64
+    assert told == [
+        "a trigger has asked for the guest to be stopped when nobody looked; it was not"
+    ]

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import kprobes
+from kprobes.guest.attach import Access
 from kprobes.open import GuestSession
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
@@ -162,6 +163,20 @@ def test_a_recording_that_ends_lets_the_guest_run(kernel: GuestSession, told: li
 
     assert job.wait(_WAIT_S).status == 0
     assert large(trace) >= 1
+
+
+def test_it_is_told_where_nobody_looks(arch: str, told: list[str]) -> None:
+    # Of a guest whose memory is behind its stub nobody looks at anything until the end.
+    with kprobes.boot(MachineOptions(arch=arch), access=Access(backends=("stub",))) as session:
+        session.options = replace(session.options, warn=told.append)
+        session.probe(_READ, triggers=[_LARGE])
+        with session.record() as trace:
+            assert session.run(_DD.format(3), timeout_s=_WAIT_S).status == 0
+
+    assert large(trace) == 3
+    assert told == [
+        "a trigger has asked for the guest to be stopped when nobody looked; it was not"
+    ]
 
 
 def test_two_cpus_that_come_at_once_go_on_together(kernel: GuestSession, told: list[str]) -> None:

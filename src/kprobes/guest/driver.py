@@ -267,10 +267,10 @@ class GuestDriver:
         if recorder is None:
             raise ValueError("nothing is recorded that could be drained")
         recorder.writer = writer
-        limit_s, find = self.wanted.options.pause_timeout_s, lambda: recorder.words
-        pause = TriggerPause(find, self.guest, self.view.leave_own_code, limit_s, self._warn)
+        words, limit_s = recorder.checked_words, self.wanted.options.pause_timeout_s
+        pause = TriggerPause(words, self.guest, self.view.leave_own_code, limit_s, self._warn)
         between = self.free_dead_calls, pause.check
-        return open_drain(recorder, self.guest, between, pause.let_go, room=room)
+        return open_drain(recorder, self.guest, between, pause.end, room=room)
 
     def rest(self) -> Iterator[Events]:
         """Yield what was recorded and not drained; nothing is armed any more."""

@@ -187,6 +187,11 @@ class Recorder:
         self.is_stopped, self._snapshots = is_stopped, snapshots
         return events
 
+    def checked_words(self) -> TriggerWords | None:
+        """Return ``words``, of a guest that is still ours, or raise GuestReplacedError."""
+        self.check()
+        return self.words
+
     def rest(self) -> Iterator[Events]:
         """Yield everything that is left; no probe is armed any more."""
         with suppress(GuestReplacedError):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from kprobes.arch.registry import machine
-from kprobes.errors import GuestGoneError
+from kprobes.errors import GuestGoneError, GuestReplacedError
 from kprobes.guest.guest import Guest, GuestMemory
 from kprobes.guest.rings import MappedRange
 from kprobes.model.kernel import place_of
@@ -33,6 +33,7 @@ from kprobes.model.trigger import (
 from kprobes.units import U64, Addr
 
 _LATE = "; it came too late, and the hit has gone on"
+_UNSEEN = "a trigger has asked for the guest to be stopped when nobody looked; it was not"
 
 
 class TriggerWords:
@@ -126,6 +127,10 @@ class TriggerWords:
         self._data.set_u64(WORD_GONE_ON, self.pauses)
         return has_waited
 
+    def end_pauses(self) -> None:
+        """Have no CPU wait any more, until another recording begins."""
+        self._data.set_u64(WORD_GONE_ON, U64)
+
     def _set(self, soft_enables: Mapping[int, SoftEnable]) -> None:
         for number, (is_on, _) in soft_enables.items():
             self._data.set_u64(soft_enable_offset(number), int(is_on))
@@ -151,7 +156,8 @@ class TriggerPause:
         """Stop nothing yet.
 
         Args:
-            words: returns the session's, or None before there are any.
+            words: returns the session's, or None before there are any; it raises GuestReplacedError
+                where the guest is not ours any more.
             guest: that is stopped.
             leave_code: leads its CPUs out of our code.
             timeout_s: after which it goes on where no debugger is there.
@@ -164,7 +170,7 @@ class TriggerPause:
     def check(self) -> None:
         """Stop the guest if a trigger has asked for that since the last look; to be called often.
 
-        One that no debugger lets run goes on when its time is over.
+        One that no debugger lets run goes on when its time is over. Raises GuestReplacedError.
         """
         words, stub = self._find_words(), self._guest.stub
         if words is not None and self._is_asked(words):
@@ -173,12 +179,25 @@ class TriggerPause:
                 if stub.is_debugged or not stub.is_held:
                     self._pause(words)
         if stub.is_debugged and time.monotonic() > stub.held_until_s:
-            self.let_go()
+            self._let_go()
 
-    def let_go(self) -> None:
-        """Let the guest run, unless it stands for a debugger that is there."""
+    def end(self) -> None:
+        """Look no more: the guest runs, unless it stands for a debugger that is there."""
+        with suppress(GuestGoneError, GuestReplacedError):
+            words = self._find_words()
+            if words is not None and self._ends_unseen(words):
+                self._warn(_UNSEEN)
+            self._let_go()
+
+    def _ends_unseen(self, words: TriggerWords) -> bool:
+        with self._guest.readable():
+            words.end_pauses()
+            before, self._seen = self._seen, words.pauses
+            return self._seen != before
+
+    def _let_go(self) -> None:
         stub = self._guest.stub
-        with stub.turn, suppress(GuestGoneError):
+        with stub.turn:
             if stub.is_debugged and stub.held_until_s < math.inf:
                 stub.go()
 
