@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 
 import kprobes
 from kprobes.model.plan import Strategy
@@ -101,9 +102,18 @@ class Scene:
 def fail_everywhere(scene: Scene, point: str, *options: str, definitions: str = FEW) -> int:
     """Run tracers that fail at the n-th of some points until one gets through; return n."""
     code = -signal.SIGKILL if "--interrupt" not in options else 130
-    for number in range(100):
-        with scene.tracer(definitions, "--fail", f"{point}:{number}", *options) as tracer:
-            for _ in range(2):
+    undo = ExitStack()
+
+    def start(number: int) -> Tracer:
+        # It loads its modules while the one before is at work.
+        words = "--fail", f"{point}:{number}", "--later", *options
+        return undo.enter_context(scene.tracer(definitions, *words))
+
+    with undo:
+        following = start(0)
+        for number in range(100):
+            tracer, following = following, start(number + 1)
+            for _ in range(3):
                 tracer.go_on()
             ended = tracer.wait()
             assert ended in (code, 0), f"{point}:{number}"
@@ -113,7 +123,7 @@ def fail_everywhere(scene: Scene, point: str, *options: str, definitions: str = 
             assert scene.allocated() == [], f"{point}:{number}"
             if ended == 0:
                 return number
-    raise AssertionError(f"{point}: no end")
+        raise AssertionError(f"{point}: no end")
 
 
 def length_of_a_run(scene: Scene) -> float:

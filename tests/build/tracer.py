@@ -2,9 +2,10 @@
 
     python -m tests.build.tracer TARGET DEFINITIONS [--cycles N] [--fail POINT:N] [--interrupt]
         [--with-guardian] [--strategy STRATEGY] [--returns WAY] [--asks FUNCTION]
-        [--fails FUNCTION] [--sleeps MS]
+        [--fails FUNCTION] [--sleeps MS] [--later]
 
-Words go to standard output, one JSON object per line. A line of standard input ends a cycle.
+Words go to standard output, one JSON object per line. A line of standard input ends a cycle, with
+``--later`` one before lets it begin.
 
 It kills itself with SIGKILL at a POINT, ``--with-guardian`` that too, or with ``--interrupt``
 raises KeyboardInterrupt there:
@@ -58,6 +59,8 @@ Fail = Callable[[], None]
 def main() -> int:
     """Attach, arm, wait, disarm; or die on the way."""
     args = _arguments()
+    if args.later:
+        sys.stdin.readline()
     if args.fail:
         point, number = args.fail.split(":")
         die = _die_with_guardian if args.with_guardian else _die
@@ -140,6 +143,7 @@ def _arguments() -> Any:
     parser.add_argument("--asks-at-return", default="", help="one whose returns wait for ever")
     parser.add_argument("--fails", default="", help="a function whose calls all fail")
     parser.add_argument("--sleeps", type=int, default=0, help="ms that it calls msleep with")
+    parser.add_argument("--later", action="store_true", help="begin when it is told to")
     parser.add_argument("--strategy", type=Strategy)
     parser.add_argument("--returns", type=ReturnMethod)
     return parser.parse_args()
