@@ -197,6 +197,15 @@ def test_rings_of_a_guest_that_is_another_one_are_neither_read_nor_written() -> 
     assert [memory.u64(arena.words(cpu) + PERCPU_LIMIT) for cpu in range(CPUS)] == limits
 
 
+def test_words_of_a_guest_that_is_another_are_not_given() -> None:
+    recorder, *_ = _guest(PLAIN)
+    assert recorder.checked_words() is None
+    recorder.check = _is_another
+
+    with pytest.raises(GuestReplacedError):
+        recorder.checked_words()
+
+
 @pytest.mark.parametrize(("times", "told"), [((5, 6, 7), 0), ((5, 5, 6, 6), 1)])
 def test_a_clock_that_stands_between_hits_is_told_once(times: tuple[int, ...], told: int) -> None:
     recorder, (writer, _), _, _ = _guest(PLAIN)

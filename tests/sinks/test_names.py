@@ -1,6 +1,10 @@
-import pytest
+import struct
 
-from kprobes.sinks.names import NEWEST, flags
+import pytest
+from msgspec.structs import replace
+
+from kprobes.model.hist import HistField, HistKind
+from kprobes.sinks.names import NEWEST, Names, TraceSource, flags
 
 ON = 1 << 24
 NO_RESCHED = 1 << 31
@@ -43,3 +47,17 @@ def test_a_context_prints_as_each_kernel_family_does(
 
 def test_the_migrate_column_came_before_the_bottom_half_letters() -> None:
     assert flags(QUIET | 0x200 | 1 << 27, (5, 15)) == "....1"
+
+
+def test_a_programs_stack_is_named_by_its_program() -> None:
+    def program_at(program: int, addr: int) -> bytes | None:
+        return b"main+0x%x [%d]" % (addr - 0x1000, program) if addr < 0x2000 else None
+
+    names = Names(replace(TraceSource(version=NEWEST, cpus=1), program_at=program_at))
+    key = HistField(name="ustack", source=0, kind=HistKind.STACK, is_kept=True, has_program=True)
+    stack = struct.pack("<3Q", 5 << 32 | 7, 0x1004, 0x3000)
+
+    shown = names.key_stack(key, stack)
+
+    assert shown == (b"main+0x4 [%d]" % (5 << 32 | 7), b"0x3000")
+    assert names.key_stack(replace(key, has_program=False), stack[8:]) == (b"0x1004", b"0x3000")
