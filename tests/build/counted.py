@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from kprobes.lang.filter import parse_filter
 from kprobes.lang.hist import parse_hist
 from kprobes.lang.parser import parse
-from kprobes.model.abi import WALK_STACK, GuestAbi
+from kprobes.model.abi import WALK_STACK, WALK_USER_STACK, GuestAbi
 from kprobes.model.definition import DURATION, SyntheticFields
 from kprobes.model.filter import Header
-from kprobes.model.hist import HistField, HistTable, HistTrigger, Modifier, Special
+from kprobes.model.hist import USER_STACK, HistField, HistTable, HistTrigger, Modifier, Special
 from kprobes.model.plan import ReturnMethod, Returns
 from kprobes.model.resolved import COMM_SIZE, Resolved
 from kprobes.resolve.hist import known_fields
@@ -51,8 +51,14 @@ def make_counted(
         filter_text: of its filter, or "".
         number: of the function: each has a place and an event of its own.
     """
-    names = make_kernel([symbol("f", site_of(isa, number)), symbol(WALK_STACK, kernel.TEXT)])
-    fields = SyntheticFields(duration=DURATION in trigger, stacktrace="stack" in trigger)
+    walkers = [symbol(name, kernel.TEXT) for name in (WALK_STACK, WALK_USER_STACK)]
+    names = make_kernel([symbol("f", site_of(isa, number)), *walkers])
+    is_user = USER_STACK in trigger
+    fields = SyntheticFields(
+        duration=DURATION in trigger,
+        stacktrace="stack" in trigger and not is_user,
+        userstacktrace=is_user,
+    )
     probe = resolve(
         replace(parse(text, registers=isa.arch.registers), synthetic_fields=fields),
         replace(names, arch=isa.arch.name),

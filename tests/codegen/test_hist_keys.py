@@ -6,6 +6,7 @@ import pytest
 
 from tests.build import arm64, machine
 from tests.build.counted import Counted, Table, make_counted
+from tests.build.machine import EXEC_ID
 from tests.build.overridden import ARM64, Isa
 from tests.build.reference import packed
 from tests.codegen.test_hist import EVERY_ISA, SIZE, counted
@@ -120,6 +121,24 @@ def test_hits_are_counted_by_their_stack_whole_or_its_first_16(isa: Isa, depth: 
         assert entry.hitcount == 3
         assert isinstance(key, bytes)
         assert key[8:] == packed([*link, *CALLERS[:depth]][: most - 1])
+
+
+@EVERY_ISA
+def test_a_programs_stack_is_of_a_process_and_what_that_has_executed(isa: Isa) -> None:
+    found = counted(isa, "p f a=$arg1", "keys=ustack")
+    stack = found.machine.readers.user_stack
+    for tgid, executed in ((5, 1), (7, 2), (5, 1), (5, 2)):
+        found.set_task(tgid=tgid)
+        found.machine.cpu.set_number(found.task + EXEC_ID, executed)
+        found.hit(1)
+    found.machine.readers.user_stack = []
+    for tgid in (5, 7):
+        found.set_task(tgid=tgid)
+        found.hit(1)
+
+    programs = {5 | 1 << 32: 2, 7 | 2 << 32: 1, 5 | 2 << 32: 1}
+    expected = {(packed([program, *stack]),): hits for program, hits in programs.items()}
+    assert keys_of(found) == expected | {(bytes(8),): 2}
 
 
 @EVERY_ISA

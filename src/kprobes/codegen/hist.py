@@ -131,9 +131,10 @@ def _bytes(hit: _Hit, key: HistField) -> tuple[Value, Value]:
     if isinstance(operand, StackTraceValue):
         slot = filters.text_slot(context)
         before = PROGRAM_SIZE if key.has_program else 0
-        if before:
-            f.store(slot, _program(hit))
         count = fetch.walk(context, operand, f.op("add", slot, before))
+        if before:
+            # All tasks that have no stack have the same.
+            f.store(slot, f.select(f.compare("eq", count, 0), const(0), _program(hit)))
         if key.width:
             count = f.select(f.compare("ult", count, key.width), count, const(key.width))
         return slot, f.op("add", f.op("shl", count, 3), before)
