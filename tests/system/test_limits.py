@@ -95,8 +95,14 @@ def test_every_hit_is_counted_in_the_guest(session: GuestSession, arch: str) -> 
     session.probe(f"p:all {function}\nr:returned {function} $retval")
     session.probe(f"p:few {function}", filter="common_pid == 1")
     with session.record() as trace:
-        before = session.driver.loads().hits.sum()
-        assert wait_until(lambda: session.driver.loads().hits.sum() > before, WAIT_S) is not None
+        ids = [each.event_id for each in session.hits()]
+        before = session.driver.loads().hits[ids]
+
+        def are_all_hit() -> bool:
+            return bool((session.driver.loads().hits[ids] > before).all())
+
+        # A call that has not returned has not been counted at its return.
+        assert wait_until(are_all_hit, WAIT_S) is not None
     assert trace.counts is not None
     after = session.driver.loads()
     all_, returned, few = (
