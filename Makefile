@@ -73,9 +73,8 @@ demo: $(STAMPS)/venv $(STAMPS)/apt ## boot a kernel, probe it, print its events 
 	  'p:write vfs_write bytes=$$arg3:u64 task=$$comm' \
 	  -- 'cat /no/such/file; ls /; cat /proc/version'
 
-# A guest has two CPUs and up to 2 GiB, and waits for its test as often as that for it: with four
-# processes two CPUs are at work. The tests of a file share their guests: one process has them.
-PROCESSES := -n 4
+# A guest has two CPUs and up to 2 GiB. The tests of a file share their guests: one process has them.
+PROCESSES := -n auto --maxprocesses 4
 
 # A guest that its emulator let down takes all tests that share it along: what failed is run once
 # more, alone, and both runs are shown. What passes then is a defect all the same: it is named at
