@@ -192,8 +192,7 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         if field.kind is HistKind.TEXT:
             return objects([valid_text(value) for value in key.tolist()])
         if field.kind is HistKind.STACK:
-            stacks = (names.key_stack(field, value) for value in key.tolist())
-            return objects([valid_text(b" <- ".join(each)) for each in stacks])
+            return objects([valid_text(names.key_text(field, value)) for value in key.tolist()])
         match field.modifier:
             case Modifier.EXECNAME:
                 pairs = zip(map(valid_text, self.comms.tolist()), key.tolist(), strict=True)

@@ -74,8 +74,13 @@ WITH_CONSTANTS: dict[str, str] = {"constants.so": f"gcc -O2 -g -fPIC {_LINKED}"}
 def make(name: str, folder: Path) -> Path:
     """Compile one into a folder; return where it is."""
     path = folder / name
-    known = {SOURCE: COMMANDS, LINES: WITH_LINES, MODULE: MODULES, EXTERNS: WITH_EXTERNS}
-    known[CONSTANTS] = WITH_CONSTANTS
+    known = {
+        SOURCE: COMMANDS,
+        LINES: WITH_LINES,
+        MODULE: MODULES,
+        EXTERNS: WITH_EXTERNS,
+        CONSTANTS: WITH_CONSTANTS,
+    }
     ((source, command),) = ((each, of[name]) for each, of in known.items() if name in of)
     # By a name of its own what is split off is found beside it, wherever that is.
     command = [*command.split(), source.name, "-o", os.path.relpath(path, FOLDER)]

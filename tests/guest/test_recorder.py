@@ -14,6 +14,7 @@ from kprobes.guest.clock import GuestClock
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.recorder import Recorder
 from kprobes.guest.rings import MappedRange
+from kprobes.guest.triggers import TriggerWords
 from kprobes.model.abi import CPU_SHIFT, LOAD_SIZE, PERCPU_LIMIT, PERCPU_LOST, PERCPU_WORD
 from kprobes.model.events import Events
 from kprobes.model.recording import RecordedRound
@@ -21,7 +22,7 @@ from kprobes.model.resolved import RecordLayout
 from kprobes.recording import Recording
 from kprobes.recording_writer import FileWriter
 from kprobes.units import U64, Addr
-from tests.build.guest import CPUS, RING, make_arena, make_memory
+from tests.build.guest import CPUS, DATA, RING, make_arena, make_memory
 from tests.build.recorded import KERNEL, SYMBOLS, Full, Memory
 from tests.build.ring import Hit, make_layout, record
 from tests.build.turns import short_switch_interval
@@ -198,8 +199,9 @@ def test_rings_of_a_guest_that_is_another_one_are_neither_read_nor_written() -> 
 
 
 def test_words_of_a_guest_that_is_another_are_not_given() -> None:
-    recorder, *_ = _guest(PLAIN)
+    recorder, _, memory, _ = _guest(PLAIN)
     assert recorder.checked_words() is None
+    recorder.words = TriggerWords(memory, Addr(DATA))
     recorder.check = _is_another
 
     with pytest.raises(GuestReplacedError):

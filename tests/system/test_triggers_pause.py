@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -19,6 +18,7 @@ from kprobes.transport.qemu_command import MachineOptions
 from kprobes.transport.stub import SIGTRAP, Stub
 from tests.build.command import Command, wait_for_words
 from tests.build.plain_guest import plain_guest
+from tests.build.victim import guardians_of, kill_and_wait
 from tests.build.waiting import becomes_true
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
@@ -209,8 +209,8 @@ def test_a_killed_tracer_leaves_no_guest_that_stands(
 
         if not has_guardian:
             traced.send_signal(signal.SIGSTOP)
-            for pid in _guardians(traced.pid):
-                os.kill(pid, signal.SIGKILL)
+            (guardian,) = guardians_of(target)
+            kill_and_wait(guardian)
         traced.kill()
         traced.wait()
 
@@ -221,13 +221,6 @@ def test_a_killed_tracer_leaves_no_guest_that_stands(
             # Both are dead: it stands until somebody puts it right, which the next command says.
             assert kprobe("restore").returncode == 0
             assert guest.is_ticking(_WAIT_S)
-
-
-def _guardians(pid: int) -> list[int]:
-    found = subprocess.run(
-        ["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False
-    ).stdout
-    return [int(each) for each in found.split()]
 
 
 def test_a_hit_goes_on_by_itself_when_nobody_stops_the_guest(kprobe: Command, arch: str) -> None:

@@ -171,7 +171,7 @@ def _key_texts(histogram: Histogram, at: int, names: Names) -> list[str]:
     if field.kind is HistKind.TEXT:
         return [text_of(value, "comm" if field.name == "comm" else "string") for value in values]
     if field.kind is HistKind.STACK:
-        return [_decoded(b" <- ".join(names.key_stack(field, stack))) for stack in values]
+        return [_decoded(names.key_text(field, stack)) for stack in values]
     if field.modifier is Modifier.EXECNAME:
         pairs = zip(histogram.comms.tolist(), values, strict=True)
         return [f"{_decoded(comm)}[{pid}]" for comm, pid in pairs]

@@ -245,9 +245,12 @@ def _text_options(args: argparse.Namespace) -> TextOptions:
 
 
 def _remember_programs(args: argparse.Namespace, guest: "GuestSession") -> None:
-    is_shown = args.counting is not None or text_options(args.text_options).sym_userobj
-    is_asked = args.userstacktrace and (is_shown or args.symfs is not None)
-    if not is_asked or args.recording is not None or guest.driver.is_early:
+    is_shown = args.counting is not None or _text_options(args).sym_userobj
+    if (
+        not (args.userstacktrace and is_shown)
+        or args.recording is not None
+        or guest.driver.is_early
+    ):
         return
     from kprobes.open import remember_programs
 

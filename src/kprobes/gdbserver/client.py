@@ -97,7 +97,7 @@ class GdbClient:
             self._note(rsp.StopReply(signal=_SIGINT, cpu=self._cpu))
 
     def pause(self, cpu: int) -> None:
-        """Have the guest, which stands, stand for it: a trigger of a vCPU has asked for that."""
+        """Take over a guest that was stopped for a trigger's hit on a vCPU."""
         self._was_held = False
         self._stub.hold()
         self._note(rsp.StopReply(signal=SIGTRAP, cpu=cpu))

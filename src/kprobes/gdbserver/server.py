@@ -106,7 +106,10 @@ class GdbServer:
         return True
 
     def pause(self, cpu: int) -> bool:
-        """Return whether a debugger is there: the guest, which stands, was stopped by a vCPU."""
+        """Hand a guest that was stopped for a trigger's hit on a vCPU over to the debugger.
+
+        Return whether there is one.
+        """
         if self._client is None:
             return False
         self._client.pause(cpu)

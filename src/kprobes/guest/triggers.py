@@ -117,7 +117,7 @@ class TriggerWords:
 
     @property
     def paused(self) -> tuple[Trigger | None, int]:
-        """Which one did last, None if it was taken away, and the number of the CPU."""
+        """The trigger that asked for that last, None if it was taken away, and its CPU's number."""
         word = self._data.u64(WORD_PAUSED)
         return self._present.get(word % (1 << PAUSED_CPU_SHIFT)), word >> PAUSED_CPU_SHIFT
 

@@ -210,6 +210,7 @@ class TraceSource(Struct, frozen=True, kw_only=True):
 
 _REMEMBERED = 1 << 14
 _TAKEN_OVER = b"[unknown/kretprobe'd]"
+_CALLED_BY = b" <- "
 
 Name = Callable[[int], bytes]
 """A number to what is shown in its place."""
@@ -253,11 +254,15 @@ class Names:
 
     def stack_text(self, stack: bytes) -> bytes:
         """Return a stack as one text: ``vfs_read+0x0/0x170 <- ksys_read+0x6b/0xf0 <- ...``."""
-        return b" <- ".join(self.stack(stack))
+        return _CALLED_BY.join(self.stack(stack))
 
     def key_stack(self, key: HistField, stack: bytes) -> tuple[bytes, ...]:
         """Return what is shown for each address of a stack that is a histogram's key."""
         return self.program_stack(stack) if key.has_program else self.stack(stack)
+
+    def key_text(self, key: HistField, stack: bytes) -> bytes:
+        """Return such a stack as one text; see ``stack_text``."""
+        return _CALLED_BY.join(self.key_stack(key, stack))
 
     def program_stack(self, stack: bytes) -> tuple[bytes, ...]:
         """Return what is shown for each address of a program's stack, innermost first.

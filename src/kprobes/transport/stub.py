@@ -41,7 +41,7 @@ class Debugger(Protocol):
         ...
 
     def pause(self, cpu: int) -> bool:
-        """Return whether it is there: the guest, which stands, was stopped for it by a vCPU."""
+        """Take over a guest that was stopped for a trigger's hit; return whether it is there."""
         ...
 
 
