@@ -246,6 +246,22 @@ def test_a_stripped_file_has_its_functions_by_its_build_id(tmp_path: Path) -> No
     assert ProgramFiles(tmp_path)(b"/prog", start + 40) is None
 
 
+def test_debug_symbols_go_before_what_is_left_for_dynamic_linking(tmp_path: Path) -> None:
+    # A library is stripped, but for the functions that others call.
+    code = elf.vmlinux([(BASE, bytes(64))], notes=elf.build_id_note(bytes(range(20))))
+    library = with_functions(code, {"exported": (BASE, 64)}, kind=DYNSYM)
+    (tmp_path / "library.so").write_bytes(library)
+    start = 64 + 2 * 56
+    assert ProgramFiles(tmp_path)(b"/library.so", start + 40) == b"exported+0x28/0x40"
+
+    folder = tmp_path / "usr/lib/debug/.build-id/00"
+    folder.mkdir(parents=True)
+    debug = with_functions(_CODE, {"exported": (BASE, 32), "static": (BASE + 32, 32)})
+    (folder / "0102030405060708090a0b0c0d0e0f10111213.debug").write_bytes(debug)
+
+    assert ProgramFiles(tmp_path)(b"/library.so", start + 40) == b"static+0x8/0x20"
+
+
 @pytest.mark.parametrize(
     "path", [b"/../secret", b"/link", b"/folder", b"/none", b"/a\0b", b"/fifo"]
 )

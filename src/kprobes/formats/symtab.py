@@ -103,22 +103,26 @@ class ProgramFunctions(Struct, frozen=True, kw_only=True, eq=False):
     names: tuple[bytes, ...]
 
 
-def functions(data: bytes) -> ProgramFunctions | None:
-    """Return those that a file's symbols tell, or what is left of them for dynamic linking.
+def functions(data: bytes, *, is_dynamic: bool = False) -> ProgramFunctions | None:
+    """Return the functions that a file's symbols tell; None where they tell none.
 
-    None is of a file that tells nothing.
+    Args:
+        data: the file.
+        is_dynamic: whether by those for dynamic linking, which a stripped file has still.
 
     Raises:
         FormatError: no 64-bit little endian ELF, or damaged.
     """
     with _as_format_errors():
-        found = _read(data, _SHT_SYMTAB) or _read(data, _SHT_DYNSYM)
+        found = _read(data, _SHT_DYNSYM if is_dynamic else _SHT_SYMTAB)
         if found is None:
             return None
         symbols, _, strings = found
         is_function = np.isin(symbols["info"] & 15, (_STT_FUNC, _STT_GNU_IFUNC))
         symbols = symbols[is_function & (symbols["section"] > 0)]
         symbols = symbols[np.argsort(symbols["value"], kind="stable")]
+        if not len(symbols):
+            return None
         starts: list[int] = symbols["name"].tolist()
         return ProgramFunctions(
             starts=symbols["value"].astype(np.uint64),

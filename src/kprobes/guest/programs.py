@@ -262,8 +262,8 @@ class ProgramFiles:
     """Functions of programs, by their files in a directory that is as the guest's root.
 
     That is perf's ``--symfs``: a root file system that is mounted here, or this machine's own,
-    which virtme-ng's guests have. A file without symbols may have them in ``usr/lib/debug`` there,
-    by its build id. Each is read once.
+    which virtme-ng's guests have. A file that is stripped may have its symbols in ``usr/lib/debug``
+    there, by its build id; else those for dynamic linking tell. Each is read once.
     """
 
     def __init__(self, root: Path) -> None:
@@ -299,13 +299,17 @@ class ProgramFiles:
         if data is None:
             return None
         read = _reader(data)
-        places, found = load_places(read), _functions(data)
-        if found is None or not len(found.starts):
-            build_id = noted_build_id(read).hex()
-            name = f"usr/lib/debug/.build-id/{build_id[:2]}/{build_id[2:]}.debug"
-            debug = self._bytes(name) if build_id else None
-            found = None if debug is None else _functions(debug)
-        return None if found is None else _File(places, found)
+        found = (
+            _functions(data)
+            or self._debug_functions(noted_build_id(read).hex())
+            or _functions(data, is_dynamic=True)
+        )
+        return None if found is None else _File(load_places(read), found)
+
+    def _debug_functions(self, build_id: str) -> ProgramFunctions | None:
+        name = f"usr/lib/debug/.build-id/{build_id[:2]}/{build_id[2:]}.debug"
+        data = self._bytes(name) if build_id else None
+        return None if data is None else _functions(data)
 
     def _bytes(self, name: str) -> bytes | None:
         # What the guest says where its files are must not lead anywhere else.
@@ -322,9 +326,9 @@ def _reader(data: bytes) -> Callable[[int, int], bytes]:
     return lambda at, size: data[at : at + size]
 
 
-def _functions(data: bytes) -> ProgramFunctions | None:
+def _functions(data: bytes, *, is_dynamic: bool = False) -> ProgramFunctions | None:
     try:
-        return functions(data)
+        return functions(data, is_dynamic=is_dynamic)
     except FormatError:
         return None
 
