@@ -1,5 +1,6 @@
 """A debugger at our socket: what it asks for, and when it is told of a stop; QEMU is a test's."""
 
+import math
 import socket
 import threading
 import time
@@ -143,6 +144,19 @@ def test_whoever_joins_stops_the_guest_and_whoever_leaves_lets_it_run(tmp_path: 
         assert becomes_true(lambda: it.fake.is_running, _WAIT_S)
         assert it.view.left
     assert not (tmp_path / "gdb.sock").exists()
+
+
+def test_whoever_joins_while_a_trigger_has_stopped_the_guest_has_it_without_end(
+    tmp_path: Path,
+) -> None:
+    with served(tmp_path) as it:
+        it.stub.hold(time.monotonic() + 1000)
+        assert not it.server.pause(2)
+        debugger = it.join()
+        assert debugger.ask(b"?") == b"T05thread:01;"
+        assert (it.stub.is_debugged, it.stub.held_until_s) == (True, math.inf)
+        assert debugger.ask(b"D;1") == b"OK"
+        assert becomes_true(lambda: it.fake.is_running, _WAIT_S)
 
 
 def test_its_questions_are_answered(tmp_path: Path) -> None:
