@@ -76,12 +76,11 @@ def wait_for_event(process: subprocess.Popen[bytes]) -> None:
 def wait_for_words(process: subprocess.Popen[bytes], words: bytes) -> None:
     """Return when a command has said something on its standard error; it must come."""
     assert process.stderr is not None
-    while True:
+    said: list[bytes] = []
+    while not any(words in line for line in said[-1:]):
         ready, _, _ = select.select([process.stderr], [], [], WAIT_S)
-        line = process.stderr.readline() if ready else b""
-        assert line, f"{words!r} was not said"
-        if words in line:
-            return
+        said.append(process.stderr.readline() if ready else b"")
+        assert said[-1], f"{words!r} was not said, but {said}"
 
 
 def events_of(text: bytes) -> list[bytes]:

@@ -163,6 +163,10 @@ def test_reconnecting_to_a_stopped_guest_works(reached: Reached, info: Facts) ->
     with Stub.open(address) as again:
         assert guest.ticks() == ticks
         assert again.ids() == (1, 2)
+        # QEMU itself forgets those of the first vCPU only: the second would stay at its own.
+        again.resume()
+        assert guest.is_ticking()
+        assert again.wait(0) is None
 
     assert guest.is_ticking()
 

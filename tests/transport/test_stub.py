@@ -15,7 +15,7 @@ from kprobes.errors import FormatError, GuestGoneError, TargetError, Unreachable
 from kprobes.guest.stops import run_until_stop
 from kprobes.transport.stub import Stub
 from tests.build.stub import FakeStub, listening, packet, send
-from tests.build.stub_client import abandoned, opened
+from tests.build.stub_client import opened
 from tests.build.waiting import becomes_true
 
 
@@ -49,7 +49,17 @@ def test_connecting_clears_what_a_killed_client_left() -> None:
         pass
 
     assert not fake.is_physical
-    assert b"?" in fake.asked
+
+
+def test_breakpoints_that_a_killed_client_left_are_taken_from_each_vcpu() -> None:
+    fake = FakeStub(cpus=3)
+
+    with opened(fake):
+        pass
+
+    # QEMU takes them from the chosen vCPU, and goes on with the one that is chosen last.
+    asked = [each for each in fake.asked if each == b"?" or each.startswith(b"Hc")]
+    assert asked == [b"Hc3", b"?", b"Hc2", b"?", b"Hc1", b"?"]
 
 
 def test_the_guest_runs_stops_and_its_pauses_are_counted() -> None:
@@ -227,8 +237,8 @@ def test_requests_to_a_running_guest_are_our_bug() -> None:
 def test_threads_without_end_are_refused() -> None:
     fake = FakeStub(answers={b"qsThreadInfo": b"m" + b",".join([b"01"] * 300)})
 
-    with abandoned(fake) as stub, pytest.raises(FormatError, match="vCPUs"):
-        stub.ids()
+    with listening(fake) as path, pytest.raises(UnreachableError, match="vCPUs"):
+        Stub.open(path)
 
 
 def test_both_close_and_detach_can_be_called_again() -> None:
@@ -420,12 +430,12 @@ def test_a_guest_that_is_to_stop_and_never_says_so_has_a_deadline() -> None:
 
 
 def test_vcpus_and_files_without_end_have_a_deadline() -> None:
-    fake = FakeStub(hooks={b"qsThreadInfo": _slowly(b"m02"), b"qXfer": _slowly(b"m ")})
+    vcpus = FakeStub(hooks={b"qsThreadInfo": _slowly(b"m02")})
+    with listening(vcpus) as path, pytest.raises(UnreachableError, match="vCPUs"):
+        Stub.open(path, timeout_s=0.3)
 
-    with listening(fake) as path:
+    with listening(FakeStub(hooks={b"qXfer": _slowly(b"m ")})) as path:
         stub = Stub.open(path, timeout_s=0.3)
-        with pytest.raises(FormatError, match="vCPUs"):
-            stub.ids()
         with pytest.raises(FormatError, match="has no end"):
             _ = stub.description.architecture
         stub.close()

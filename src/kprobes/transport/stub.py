@@ -20,7 +20,7 @@ from kprobes.formats import rsp
 from kprobes.formats.target_xml import Description
 from kprobes.transport.address import dial, peer_pid
 from kprobes.transport.connection import DETACH, FAREWELL, Wire, check_ok, handshake
-from kprobes.transport.stub_io import StubMemory, StubRegisters
+from kprobes.transport.stub_io import StubMemory, StubRegisters, forget_breakpoints
 
 _MAX_CPUS = 4096
 _MIGRATING = re.compile(r"status: (?:setup|active|device|pre-|postcopy-|wait-|cancelling)")
@@ -143,8 +143,7 @@ class Stub:
         self._memory.packet_size = self._registers.packet_size = size
         # Without it QEMU's acknowledgements come along and are skipped.
         self._wire.ask(b"QStartNoAckMode")
-        # Also makes QEMU forget the breakpoints of a client that died.
-        rsp.parse_stop(self._wire.ask(b"?"))
+        forget_breakpoints(self._wire, self.ids())
         words = self._wire.ask(b"vCont?").split(b";")
         self._can_vcont = words[0] == b"vCont" and {b"c", b"s"} <= set(words)
         self._memory.prepare_physical()

@@ -25,6 +25,22 @@ _HEADER = 32
 """Bytes of a packet that are not data: ``M<16 digits>,<8 digits>:`` and the frame."""
 
 
+def forget_breakpoints(wire: Wire, cpus: Sequence[int]) -> None:
+    """Have QEMU forget the breakpoints of a client that died: they would hold up the guest.
+
+    Args:
+        wire: of a stub, whose guest is stopped.
+        cpus: its thread ids, all of them.
+
+    Raises:
+        FormatError, GuestGoneError: it answers otherwise than a stub, or not at all.
+    """
+    # gdbstub.c, handle_target_halt(): of the vCPU that was chosen, under TCG of no other.
+    for cpu in reversed(cpus):
+        wire.ask(b"Hc%x" % cpu)
+        rsp.parse_stop(wire.ask(b"?"))
+
+
 class StubMemory:
     """``m`` and ``M`` packets on a wire, while the guest is stopped."""
 
