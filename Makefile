@@ -82,6 +82,7 @@ PROCESSES := -n auto --maxprocesses 4
 SECOND_TRIES := $(STAMPS)/second-tries
 # To look through the others for tests with guests takes every process seven seconds.
 GUEST_TESTS := tests/system tests/project
+GUEST_MARKS := guest and not matrix and not sweep
 test: check $(STAMPS)/apt ## every test, with real kernels
 	@rm -f $(SECOND_TRIES); \
 	run() { KPROBES_NO_SKIP=1 $(BIN)/pytest --timeout 600 --durations=30 --second-tries=$(SECOND_TRIES) $(GUEST_TESTS) "$$@"; }; \
@@ -90,9 +91,11 @@ test: check $(STAMPS)/apt ## every test, with real kernels
 		echo "== what failed above, once more in new guests"; \
 		run -m "$$1" --last-failed --last-failed-no-failures none; \
 	}; \
-	twice 'guest and not matrix and not sweep and not alone' '$(PROCESSES) --dist loadfile'; status_of_most=$$?; \
+	twice '$(GUEST_MARKS) and not harm and not alone' '$(PROCESSES) --dist loadfile'; most=$$?; \
+	echo "== what works hard at harming its guest"; \
+	twice '$(GUEST_MARKS) and harm' '-n 2 --dist loadfile'; harm=$$?; \
 	echo "== what must be alone on the machine"; \
-	twice 'guest and not matrix and not sweep and alone' && exit $$status_of_most
+	twice '$(GUEST_MARKS) and alone' && exit $$((most | harm))
 
 check: $(STAMPS)/venv ## format, lint, types, floors, unit tests: no kernel, no network
 	@$(BIN)/ruff format --check

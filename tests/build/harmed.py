@@ -25,6 +25,7 @@ _RETURN_TRAPS = (" unregister_die_notifier+", " iterate_supers_type+")
 _PATCHED = ("vfs_read", "vfs_write", "schedule", "hrtimer_interrupt", "handle_mm_fault", "dput")
 _FIRST: Mapping[str, str] = {"x86_64": "%ax", "aarch64": "%x0"}
 ONE = "p:opened vfs_open name=+0(+0($arg1)):string\n"
+TRACEPOINTS = "t:sw sched_switch next->pid\nt sys_enter id\nt:out sched_process_exit\n"
 FEW = "p vfs_read\np:opened vfs_open name=+0(+0($arg1)):string\np vfs_write n=$arg3\n"
 
 

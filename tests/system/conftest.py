@@ -11,12 +11,15 @@ import pytest
 from msgspec.structs import replace
 
 from kprobes.errors import TargetError, UnreachableError
+from kprobes.guest.journal import read
 from kprobes.guest.upcalls import MAX_TIMEOUT_S
 from kprobes.handlers.probe import Kprobe, Kretprobe
 from kprobes.model.plan import Strategy
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
+from tests.build.harmed import AGAIN_S, SETTLED_S, Scene
 from tests.build.host_image import MEMORY_MIB, host_files
+from tests.build.victim import LOAD_FILES, Home, Load, named_kernel, settle, witness_of
 from tests.system.backtraces import backtraces
 
 Boot = Callable[..., Machine]
@@ -36,6 +39,9 @@ _RELEASE = re.compile(r"\d+\.(\d+|x)")
 _LAST_WORDS = 4000
 """Characters of a console that a failed test shows."""
 _ANSWER_S = 120
+_PATIENT = "nosoftlockup rcupdate.rcu_cpu_stall_suppress=1"
+"""QEMU itself is stopped for seconds in some tests, which are more by the clock of a guest that
+measured its TSC on a busy machine. Whether its work goes on is what the load tells."""
 
 
 def boot_or_skip(options: MachineOptions) -> Machine:
@@ -183,6 +189,35 @@ def any_host_guest(request: pytest.FixtureRequest) -> Iterator[Machine]:
     """A guest of every kernel in turn in which ``kprobe`` runs: leave it as it was."""
     with boot_or_skip(host_options(request.param)) as machine:
         yield machine
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory, arch: str) -> Generator[Scene]:
+    """A guest at work for tracers that die at it; with ``well_afterwards`` each leaves it well."""
+    home = Home(tmp_path_factory.mktemp("home"))
+    kernel = named_kernel() if arch == "amd64" else None
+    options = MachineOptions(arch=arch, files=LOAD_FILES, kernel=kernel, append=_PATIENT)
+    with Machine.boot(options) as machine:
+        settle(machine)
+        witness = witness_of(str(machine.stub_address), home)
+        load = Load(machine, rest_us=50_000)
+        assert load.goes_on()
+        yield Scene(machine, home, witness, load)
+
+
+@pytest.fixture
+def well_afterwards(scene: Scene) -> Generator[None]:
+    """Look, after the test, whether the guest of ``scene`` is as before, and all its work right."""
+    yield
+    assert scene.is_well_within(AGAIN_S) is not None, scene.witness.changes()
+    assert scene.is_let_go_within(SETTLED_S)
+    assert scene.allocated() == [], [each.read_text() for each in scene.home.journals]
+    for journal in scene.home.journals:
+        # Killed before there was a guardian, and long before there was anything to put back.
+        assert read(journal).is_done
+        journal.unlink()
+    assert scene.load.goes_on()
+    assert scene.load.mistakes() == ""
 
 
 @pytest.hookimpl(wrapper=True)

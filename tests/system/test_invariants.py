@@ -1,4 +1,4 @@
-"""Attempts to harm a guest: its tracer dies at every point where it could hurt.
+"""Attempts to harm a guest: its tracer dies, its guardian or both, while probes are armed.
 
 The guest is QEMU with a gdb stub, and outlives its tracers. What must hold is DESIGN section 8.
 """
@@ -9,7 +9,7 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 import pytest
 
@@ -19,68 +19,30 @@ from kprobes.guest.journal import read
 from kprobes.guest.recovery import free_after_crash
 from kprobes.guest.rescue import rescue
 from kprobes.transport.connect import connect
-from kprobes.transport.qemu import Machine
-from kprobes.transport.qemu_command import MachineOptions
 from tests.build.harmed import (
     AGAIN_S,
     FEW,
     ONE,
     SETTLED_S,
+    TRACEPOINTS,
     Scene,
-    fail_everywhere,
     length_of_a_run,
 )
-from tests.build.victim import (
-    LOAD_FILES,
-    Home,
-    Load,
-    kill_and_wait,
-    named_kernel,
-    settle,
-    witness_of,
-)
+from tests.build.victim import kill_and_wait
 
-pytestmark = [pytest.mark.guest, pytest.mark.alone, pytest.mark.arches("amd64", "arm64")]
-TRACEPOINTS = "t:sw sched_switch next->pid\nt sys_enter id\nt:out sched_process_exit\n"
-BOTH = f"{ONE}{TRACEPOINTS.splitlines()[0]}\n"
-"""A function, and a tracepoint."""
+pytestmark = [
+    pytest.mark.guest,
+    pytest.mark.harm,
+    pytest.mark.arches("amd64", "arm64"),
+    pytest.mark.usefixtures("well_afterwards"),
+]
 LONG = pytest.mark.arches("amd64", "arm64", sweep="arm64")
 ONCE = pytest.mark.arches("amd64", "arm64", matrix="arm64")
 """Decided by journal and guardian, which both architectures have in common."""
 
-_PATIENT = "nosoftlockup rcupdate.rcu_cpu_stall_suppress=1"
-"""QEMU itself is stopped for seconds here, which are more by the clock of a guest that measured its
-TSC on a busy machine. Whether its work goes on is what the load tells."""
 STORM = os.environ.get("KPROBES_STORM")
 """How many seconds the long loops take, when they are wanted."""
 RANDOM_S = float(STORM or 15)
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory, arch: str) -> Generator[Scene]:
-    home = Home(tmp_path_factory.mktemp("home"))
-    kernel = named_kernel() if arch == "amd64" else None
-    options = MachineOptions(arch=arch, files=LOAD_FILES, kernel=kernel, append=_PATIENT)
-    with Machine.boot(options) as machine:
-        settle(machine)
-        witness = witness_of(str(machine.stub_address), home)
-        load = Load(machine, rest_us=50_000)
-        assert load.goes_on()
-        yield Scene(machine, home, witness, load)
-
-
-@pytest.fixture(autouse=True)
-def _the_guest_is_well_afterwards(scene: Scene) -> Generator[None]:
-    yield
-    assert scene.is_well_within(5) is not None, scene.witness.changes()
-    assert scene.is_let_go_within(SETTLED_S)
-    assert scene.allocated() == [], [each.read_text() for each in scene.home.journals]
-    for journal in scene.home.journals:
-        # Killed before there was a guardian, and long before there was anything to put back.
-        assert read(journal).is_done
-        journal.unlink()
-    assert scene.load.goes_on()
-    assert scene.load.mistakes() == ""
 
 
 def test_a_tracer_killed_over_hot_probes_leaves_a_guest_as_before_within_a_second(
@@ -248,63 +210,6 @@ def test_patched_instructions_without_tracer_and_guardian_work_on_until_restored
     assert scene.callbacks() == chain
 
 
-@pytest.mark.arches("amd64")
-@pytest.mark.parametrize("point", ["write", "record", "begun", "call"])
-def test_killed_wherever_it_arms_and_disarms_breakpoints_it_is_rolled_back(
-    scene: Scene, point: str
-) -> None:
-    chain = scene.callbacks()
-    few = "\n".join(scene.instructions("breakpoint")[::200])
-
-    tried = fail_everywhere(scene, point, "--strategy", "breakpoint", definitions=few)
-
-    assert tried >= 2
-    assert scene.callbacks() == chain
-
-
-# On x86 breakpoints are the longer way: the same writes, and others.
-@pytest.mark.arches("arm64", sweep="arm64")
-def test_killed_before_each_write_of_jumps_it_is_rolled_back(scene: Scene) -> None:
-    few = "\n".join(scene.instructions("jump")[::200])
-
-    assert fail_everywhere(scene, "write", "--strategy", "jump", definitions=few) >= 9
-
-
-@ONCE
-def test_killed_before_each_write_to_text_it_is_rolled_back(scene: Scene) -> None:
-    tried = fail_everywhere(scene, "write")
-
-    # Code; flags and sites of three functions; and the same back.
-    assert tried >= 13
-
-
-@ONCE
-def test_killed_before_and_after_the_journal_is_written_it_is_rolled_back(scene: Scene) -> None:
-    assert fail_everywhere(scene, "record", "--cycles", "2") == 4
-
-
-# On x86 breakpoints are the longer way: the same calls, and others.
-@pytest.mark.arches("amd64", "arm64", matrix="amd64")
-def test_killed_in_each_call_of_the_guests_functions_it_is_left_well(scene: Scene) -> None:
-    # Three or more allocations, a tracepoint switched on; the same freed, and off.
-    assert fail_everywhere(scene, "call", definitions=BOTH) >= 8
-
-
-# The same with more of them, which takes nine minutes.
-@pytest.mark.matrix
-@pytest.mark.parametrize("point", ["call", "begun", "result"])
-def test_killed_wherever_it_switches_tracepoints_they_are_off_again(
-    scene: Scene, point: str
-) -> None:
-    # The kernel's text has what they are: its jumps and calls, which are checked each time.
-    assert fail_everywhere(scene, point, definitions=TRACEPOINTS) >= 8
-
-
-@pytest.mark.matrix
-def test_interrupted_wherever_it_switches_tracepoints_they_are_off_again(scene: Scene) -> None:
-    assert fail_everywhere(scene, "call", "--interrupt", definitions=TRACEPOINTS) >= 8
-
-
 def test_a_hot_tracepoint_is_off_soon_when_its_tracer_is_killed(scene: Scene) -> None:
     with scene.tracer(TRACEPOINTS) as tracer:
         tracer.wait_for("armed")
@@ -331,12 +236,6 @@ def test_with_the_guardian_killed_too_tracepoints_do_nothing_until_they_are_off(
     assert scene.witness.changes() == []
 
 
-@ONCE
-def test_killed_before_and_after_each_result_is_noted_it_is_left_well(scene: Scene) -> None:
-    # Of four allocations, a tracepoint, and as many times that something is given back.
-    assert fail_everywhere(scene, "result", definitions=BOTH) >= 14
-
-
 def test_killed_before_the_first_call_of_a_task_that_call_is_made_after_all(scene: Scene) -> None:
     with scene.tracer(ONE, "--fail", "frees:0", "--with-guardian") as tracer:
         tracer.go_on()
@@ -359,24 +258,6 @@ def test_killed_before_the_first_call_of_a_task_that_call_is_made_after_all(scen
     assert [line for line in lines if "cancel" in line] == [{"cancel": True}]
     assert [each["kind"] for each in begun if each].count(Kind.PER_CPU) == 2
     path.unlink()
-
-
-# The task stands where the call before came back to: that one's result is not this one's. Killed
-# there it is above, with breakpoints.
-@LONG
-def test_interrupted_before_each_call_of_the_guests_functions_it_is_left_well(scene: Scene) -> None:
-    assert fail_everywhere(scene, "begun", "--interrupt", definitions=ONE) >= 6
-
-
-@LONG
-def test_interrupted_before_each_write_to_text_it_is_rolled_back_by_itself(scene: Scene) -> None:
-    # Code; flags and site of one function; and the same back.
-    assert fail_everywhere(scene, "write", "--interrupt", definitions=ONE) >= 5
-
-
-@ONCE
-def test_interrupted_in_each_call_of_the_guests_functions_it_is_left_well(scene: Scene) -> None:
-    assert fail_everywhere(scene, "call", "--interrupt", definitions=BOTH) >= 8
 
 
 @ONCE

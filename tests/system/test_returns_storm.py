@@ -44,7 +44,7 @@ from tests.build.victim import (
 )
 from tests.build.waiting import wait_until
 
-pytestmark = [pytest.mark.guest, pytest.mark.alone, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.harm, pytest.mark.arches("amd64", "arm64")]
 
 _log = logging.getLogger(__name__)
 

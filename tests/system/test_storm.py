@@ -30,7 +30,7 @@ from tests.build.dialect import DIALECTS
 from tests.build.programs import counting_loop
 from tests.build.victim import LOAD_FILES, Home, Load, Witness, named_kernel, settle, witness_of
 
-pytestmark = [pytest.mark.guest, pytest.mark.alone, pytest.mark.arches("amd64", "arm64")]
+pytestmark = [pytest.mark.guest, pytest.mark.harm, pytest.mark.arches("amd64", "arm64")]
 LONG = pytest.mark.arches("amd64", "arm64", sweep="arm64")
 
 STORM_S = float(os.environ.get("KPROBES_STORM", "9"))
