@@ -16,6 +16,7 @@ from kprobes.histogram import Histogram
 from kprobes.model.events import NO_EVENTS, Events
 from kprobes.ring.merge import in_order
 from tests.build.events import Row, make_batch, make_events
+from tests.build.hist_expressions import kernels_number, random_expression
 from tests.build.reference import packed
 from tests.build.ring import make_layout
 from tests.test_column_filter import OTHER, READ, SOURCE, VFS_READ, events
@@ -175,6 +176,32 @@ def test_it_counts_what_the_kernel_would(
     assert entries(found) == wanted
     assert (found.dropped, found.unmeasured) == (dropped, unmeasured)
     assert found.hits + dropped + unmeasured == len(rows)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_expressions_are_the_kernels(seed: int) -> None:
+    chance = random.Random(seed)
+    rows = random_rows(chance, 60)
+    key_text, val_text = (random_expression(chance, ("count", "got", "wide")) for _ in range(2))
+
+    found = counted(f"keys={key_text}:vals={val_text}", in_order([make_batch(READ, rows)]))
+
+    wanted: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for row in rows:
+        numbers = {name: _number(row, name) for name in ("count", "got", "wide")}
+        place = (kernels_number(key_text, numbers),)
+        hits, total = wanted.get(place, (0, 0))
+        wanted[place] = hits + 1, total + kernels_number(val_text, numbers) & U64
+    assert entries(found) == wanted, (key_text, val_text)
+
+
+def test_an_expression_of_a_duration_leaves_out_what_has_none() -> None:
+    rows = random_rows(random.Random(1), 100)
+
+    found = counted("keys=duration/1000", in_order([make_batch(READ, rows)]))
+
+    assert found.unmeasured == sum(not value(row, 3) for row in rows) > 0
+    assert found.hits + found.unmeasured == len(rows)
 
 
 def test_a_full_table_keeps_what_came_first_of_several_events() -> None:

@@ -307,6 +307,22 @@ def test_a_hist_trigger_is_known_again_however_it_is_written(table: EventTable, 
     assert probe.triggers == ()
 
 
+def test_an_events_variables_have_different_names(table: EventTable) -> None:
+    probe = define(table, "p:a f", "hist:keys=count:x=got")
+    other = define(table, "p:b f", "hist:keys=count:x=got")
+
+    with pytest.raises(DefinitionError, match="Variable already defined"):
+        probe.trigger("hist:keys=got:y=count,x=count")
+    probe.trigger("hist:keys=count:x=got:pause")
+    probe.trigger("hist:keys=got:y=count-got")
+
+    assert [each.partition(":vals=hitcount:")[2].partition(":")[0] for each in probe.triggers] == [
+        "x=got",
+        "y=count-got",
+    ]
+    assert len(other.triggers) == 1
+
+
 def test_what_pauses_continues_and_clears_says_so_of_one_that_is_there(
     armer: Armer, table: EventTable
 ) -> None:
@@ -447,6 +463,7 @@ def test_records_have_what_hist_triggers_count_by() -> None:
 
     timed = fields("r:a f", "hist:keys=comm:vals=duration.p99")
     assert (timed.duration, timed.stacktrace) == (True, False)
+    assert fields("r:a f", "hist:keys=comm:x=cpu:vals=100*pid-duration").duration
     for key in ("common_stacktrace", "comm,stack"):
         found = fields("p:a f", f"hist:keys={key}")
         assert (found.duration, found.stacktrace, found.is_stack_triggered) == (False, True, True)

@@ -79,6 +79,9 @@ def test_the_text_is_the_kernels() -> None:
             f"{CPU} hitcount:          1  count.p99.9:        500",
         ),
         ("keys=common_cpu:vals=got.p50", f"{CPU} hitcount:          1  got.p50:          7"),
+        ("keys=count-got:x=got", "{ count-got:        493 } hitcount:          1"),
+        # As the kernel, which does not show it.
+        ("keys=common_cpu:vals=count-got,got", f"{CPU} hitcount:          1  got:          7"),
     ],
 )
 def test_a_key_or_value_is_shown_as_its_modifier_says(trigger: str, entry: str) -> None:

@@ -19,11 +19,25 @@ from kprobes.lang.hist import parse_hist
 from kprobes.model.codes import HistCode, hist_error
 from kprobes.model.events import Batch, Column, Events
 from kprobes.model.filter import Header
-from kprobes.model.hist import IDLE, MAX_TEXT, HistField, HistKind, HistTrigger, Modifier, Special
+from kprobes.model.hist import (
+    DIVIDE_SHIFT,
+    IDLE,
+    MAX_TEXT,
+    Expression,
+    HistField,
+    HistKind,
+    HistTrigger,
+    Modifier,
+    NumericLiteral,
+    Operator,
+    Special,
+    multiplier_of,
+)
 from kprobes.model.resolved import RecordLayout, Storage
 from kprobes.model.strings import Strings
 from kprobes.resolve.hist import known_fields
 from kprobes.sinks.names import Names, TraceSource
+from kprobes.units import U64
 
 Groups = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -170,7 +184,7 @@ class ColumnHist:
 def _measured(batch: Batch, trigger: HistTrigger) -> Mask | None:
     # Which events have all durations that are asked for.
     found = None
-    for field in trigger.fields:
+    for field in (leaf for each in trigger.fields for leaf in each.operands):
         if field.kind is HistKind.DURATION and isinstance(field.source, int):
             values, bad = batch.values[field.source], batch.faulted[field.source]
             is_known = values != 0 if bad is None else (values != 0) & ~bad
@@ -185,6 +199,8 @@ def _number(batch: Batch, field: HistField) -> Numbers:
             values, bad = batch.values[field.source], batch.faulted[field.source]
             numbers = _wide(values)
             return numbers if bad is None else np.where(bad, np.uint64(0), numbers)
+        case NumericLiteral() | Expression():
+            return _computed(batch, field.source)
         case Special():
             return _special(batch, field.source)
         case Header.PID:
@@ -197,6 +213,38 @@ def _number(batch: Batch, field: HistField) -> Numbers:
             return np.full(len(batch), batch.layout.event_id, np.uint64)
         case _:
             raise TypeError(f"{field.source} is not in a record")
+
+
+def _computed(batch: Batch, expression: NumericLiteral | Expression) -> Numbers:
+    if isinstance(expression, NumericLiteral):
+        return np.full(len(batch), expression.value, np.uint64)
+    first, *others = (_taken(_number(batch, each), each) for each in expression.operands)
+    match expression.operator:
+        case Operator.NEGATED:
+            return np.uint64(0) - first
+        case Operator.PLUS:
+            return np.add(first, *others)
+        case Operator.MINUS:
+            return np.subtract(first, *others)
+        case Operator.TIMES:
+            return np.multiply(first, *others)
+        case Operator.OVER:
+            divisor = expression.operands[1].source
+            if isinstance(divisor, NumericLiteral):
+                return _divided(first, divisor.value)
+            (other,) = others
+            return np.where(other == 0, np.uint64(U64), first // np.maximum(other, np.uint64(1)))
+        case _:
+            assert_never(expression.operator)
+
+
+def _divided(numbers: Numbers, constant: int) -> Numbers:
+    # As kernels do it, with what they get wrong by one.
+    exact, multiplier = numbers // np.uint64(constant), multiplier_of(constant)
+    if multiplier is None:
+        return exact
+    product = numbers * np.uint64(multiplier) + np.uint64((1 << DIVIDE_SHIFT) - 1)
+    return np.where(numbers >> _DIVIDE_SHIFT == 0, product >> _DIVIDE_SHIFT, exact)
 
 
 def _special(batch: Batch, source: Special) -> Numbers:
@@ -220,6 +268,7 @@ def _wide(values: Column) -> Numbers:
 
 
 _NS_PER_US = np.uint64(1000)
+_DIVIDE_SHIFT = np.uint64(DIVIDE_SHIFT)
 
 
 def _taken(numbers: Numbers, field: HistField) -> Numbers:

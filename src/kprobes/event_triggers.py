@@ -135,6 +135,11 @@ class EventTriggers(Generic[_Event]):
         text = new.text
         if first.counted != hist.counted:
             raise hist_error(HistCode.NAMED_MISMATCH, text=f"hist:{text}", token=hist.name)
+        others = (each.hist.variables for each in self.of(event) if each.hist is not None)
+        known = {each.name for variables in others for each in variables}
+        for each in hist.variables:
+            if each.name in known:
+                raise hist_error(HistCode.DUPLICATE_VAR, text=f"hist:{text}", token=each.name)
         word = _free(range(1, MOST), self._words, text)
         self._hists[word] = not hist.is_paused, 0
         self._soft_enable_of(event, text)
@@ -266,7 +271,7 @@ def check_triggers(triggers: Iterable[Trigger], options: Options) -> None:
         raise UsageError(_NO_END)
 
 
-_WORD = re.compile(r"(?<=[=,])\w+")
+_WORD = re.compile(r"(?<=[=,+*/(-])\w+")
 _STACKS = frozenset({STACKTRACE, "stacktrace", "STACKTRACE", STACK})
 _USER_STACKS = frozenset({USER_STACKTRACE, USER_STACK})
 

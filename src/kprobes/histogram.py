@@ -20,6 +20,7 @@ from kprobes.model.hist import (
     EXTREMES,
     MAX_FIELDS,
     OWN_MODIFIERS,
+    Expression,
     HistField,
     HistKind,
     HistTrigger,
@@ -413,7 +414,9 @@ def _entries(histogram: Histogram, names: Names) -> Iterator[bytes]:
     columns = [key.tolist() for key in histogram.keys]
     comms: list[bytes] = histogram.comms.tolist()
     hits: list[int] = histogram.hitcount.tolist()
-    vals = [_column(histogram, at) for at in range(len(trigger.vals))]
+    # A kernel sums up expressions, too, and does not print them: hist_trigger_entry_print().
+    shown = (at for at, val in enumerate(trigger.vals) if not isinstance(val.source, Expression))
+    vals = [_column(histogram, at) for at in shown]
     for at, hitcount in enumerate(hits):
         keys = (
             _syscall(field, column[at], histogram.source)

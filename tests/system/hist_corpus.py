@@ -115,6 +115,34 @@ hist:keys=count :vals=small
 HIST:keys=count
 hist:KEYS=count
 hist:keys=Count
+hist:keys=count:junk=1
+hist:keys=count:x=small
+hist:keys=count:x=small,y=count-small
+hist:keys=count:x=small:x=count
+hist:keys=count:x=1,y
+hist:keys=count:vals=count-small
+hist:keys=count:vals=count-small,count*2+small/3
+hist:keys=count-small:sort=count-small
+hist:keys=count-small:sort=count
+hist:keys=-(count+small)
+hist:keys=-(count-small)
+hist:keys=-(count)+1
+hist:keys=-count
+hist:keys=count/0
+hist:keys=count/3*2
+hist:keys=count+small+1+2
+hist:keys=count+small+1+2+3
+hist:keys=count+12x
+hist:keys=count+0x12
+hist:keys=count++small
+hist:keys=count.log2-small
+hist:keys=count:vals=count.usecs-small
+hist:keys=count:vals=10/3
+hist:keys=$x:x=count
+hist:keys=count:ts0=common_timestamp
+hist:keys=count:vals=small: sort=count
+hist:keys=count:vals=$x:x=small
+hist:keys=count:vals=$x:x=$y:y=small
 """
 """Those of which the kernel's verdict is ours."""
 NEWER = """\
@@ -126,17 +154,13 @@ hist:keys=hitcount
 """
 """Those that kernels have learnt after 6.1."""
 NOT_OURS = """\
+hist:keys=$x:x=count+1
 hist:keys=count.syscall
 hist:keys=stacktrace
-hist:keys=count:junk=1
-hist:keys=count:ts0=common_timestamp
-hist:keys=count:x=small
-hist:keys=count:vals=count-small
 hist:keys=count:x=small:onmax($x).save(count)
 hist:keys=count:x=small:onchange($x).save(count)
 hist:keys=count:x=small:onmax($x).snapshot()
 hist:keys=common_flags
 hist:keys=common_preempt_count
-hist:keys=count:vals=small: sort=count
 """
 """Those that are refused with words: docs/reference/hist.md."""

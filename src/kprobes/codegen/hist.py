@@ -16,6 +16,7 @@ from kprobes.codegen.ir import Value, const
 from kprobes.model.abi import CPU_SHIFT, PERCPU_WORD
 from kprobes.model.filter import Header
 from kprobes.model.hist import (
+    DIVIDE_SHIFT,
     ENTRY_HITCOUNT,
     ENTRY_KEYS,
     ENTRY_MARK,
@@ -31,11 +32,15 @@ from kprobes.model.hist import (
     TABLE_HEADER,
     TABLE_UNMEASURED,
     TABLE_USED,
+    Expression,
     HistField,
     HistKind,
     HistTable,
     Modifier,
+    NumericLiteral,
+    Operator,
     Special,
+    multiplier_of,
 )
 from kprobes.model.resolved import Load, StackTraceValue, Storage
 from kprobes.units import U64
@@ -127,7 +132,9 @@ def _kept(hit: _Hit, key: HistField) -> Value:
 def _bytes(hit: _Hit, key: HistField) -> tuple[Value, Value]:
     # Where they are, in whole words, and how many; what cannot be read has none.
     f, context = hit.context.out, hit.context
-    operand = hit.emitter.probe.fetches[int(key.source)].operand
+    if not isinstance(key.source, int):
+        raise TypeError("only arguments are kept")
+    operand = hit.emitter.probe.fetches[key.source].operand
     if isinstance(operand, StackTraceValue):
         slot = filters.text_slot(context)
         before = PROGRAM_SIZE if key.has_program else 0
@@ -171,6 +178,10 @@ def _comm(context: Context) -> list[Value]:
 def _number(hit: _Hit, field: HistField) -> Value:
     # 64 bits of it; what cannot be read is 0, as it is in the kernel's records.
     context, source = hit.context, field.source
+    if isinstance(source, NumericLiteral):
+        return const(source.value)
+    if isinstance(source, Expression):
+        return _computed(hit, source)
     if isinstance(source, Special):
         return _special(hit, source)
     if source is Header.IP:
@@ -181,6 +192,41 @@ def _number(hit: _Hit, field: HistField) -> Value:
     if probe.fetches[source].field.storage is Storage.DURATION:
         return _duration(hit, source)
     return _extended(context, filters.number(context, probe, source, is_kept=True), field)
+
+
+def _computed(hit: _Hit, expression: Expression) -> Value:
+    f = hit.context.out
+    first, *others = (_taken(hit.context, _number(hit, each), each) for each in expression.operands)
+    match expression.operator:
+        case Operator.NEGATED:
+            return f.op("sub", const(0), first)
+        case Operator.PLUS:
+            return f.op("add", first, *others)
+        case Operator.MINUS:
+            return f.op("sub", first, *others)
+        case Operator.TIMES:
+            return f.op("mul", first, *others)
+        case Operator.OVER:
+            divisor = expression.operands[1].source
+            if isinstance(divisor, NumericLiteral):
+                return _divided(hit.context, first, divisor.value)
+            (other,) = others
+            is_none = f.compare("eq", other, 0)
+            quotient = f.op("udiv", first, f.select(is_none, const(1), other))
+            return f.select(is_none, const(U64), quotient)
+        case _:
+            assert_never(expression.operator)
+
+
+def _divided(context: Context, number: Value, constant: int) -> Value:
+    # As kernels do it, with what they get wrong by one.
+    f, multiplier = context.out, multiplier_of(constant)
+    exact = f.op("udiv", number, constant)
+    if multiplier is None:
+        return exact
+    product = f.op("add", f.op("mul", number, multiplier), (1 << DIVIDE_SHIFT) - 1)
+    is_small = f.compare("ult", number, 1 << DIVIDE_SHIFT)
+    return f.select(is_small, f.op("lshr", product, DIVIDE_SHIFT), exact)
 
 
 def _special(hit: _Hit, source: Special) -> Value:

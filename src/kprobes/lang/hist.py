@@ -1,18 +1,23 @@
 """Parser of a hist trigger: text to a trigger, with the kernel's errors and marks.
 
-    hist:keys=FIELD[.MOD],...[:vals=FIELD[.MOD],...][:sort=FIELD[.descending],...][:size=N]
+    hist:keys=FIELD[.MOD],...[:vals=FIELD[.MOD],...][:VAR=FIELD[.MOD],...]
+        [:sort=FIELD[.descending],...][:size=N]
         [:name=NAME][:clock=CLOCK][:pause|cont|clear][:nohitcount] [if FILTER]
+
+In place of a field of a number there may be an expression, see ``lang.hist_expression``.
 
 As event_hist_trigger_parse() in kernel/trace/trace_events_hist.c reads it: first its parts from
 left to right, then values, keys, and what they are sorted by.
 """
 
 import re
+from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError
+from kprobes.lang.hist_expression import ExpressionReader
 from kprobes.lang.lexer import read_unsigned
 from kprobes.model.codes import HistCode, hist_error
 from kprobes.model.definition import STACKTRACE, USER_STACKTRACE
@@ -24,6 +29,7 @@ from kprobes.model.hist import (
     MAX_KEYS,
     MAX_SORT_KEYS,
     MAX_VALS,
+    MAX_VARIABLES,
     OWN_MODIFIERS,
     PERCENT,
     STACK,
@@ -31,6 +37,7 @@ from kprobes.model.hist import (
     HistField,
     HistKind,
     HistTrigger,
+    HistVariable,
     KnownFields,
     Modifier,
     SortKey,
@@ -38,7 +45,6 @@ from kprobes.model.hist import (
 
 _PREFIX = "hist:"
 _IF = re.compile(r"[ \t](if)(?=[ \t])")
-_OPERATORS = re.compile(r"[-+*/]")
 _OF_KEYS = frozenset(Modifier) - OWN_MODIFIERS - {Modifier.PERCENT, Modifier.GRAPH}
 _OF_VALS = OWN_MODIFIERS | {
     Modifier.HEX,
@@ -47,6 +53,17 @@ _OF_VALS = OWN_MODIFIERS | {
     Modifier.PERCENT,
     Modifier.GRAPH,
 }
+_OF_VARIABLES = (
+    frozenset(Modifier)
+    - OWN_MODIFIERS
+    - {
+        Modifier.PERCENT,
+        Modifier.GRAPH,
+        Modifier.LOG2,
+        Modifier.BUCKETS,
+    }
+)
+_OF_OPERANDS = _OF_VARIABLES | {Modifier.LOG2, Modifier.BUCKETS}
 _ACTIONS = ("onmatch(", "onmax(", "onchange(")
 _SIZES = f"a number of entries from {LEAST_SIZE} to {LARGEST_SIZE}"
 _NEAREST = 8
@@ -60,6 +77,7 @@ class _Parts(Struct, kw_only=True):
     # The parts of a trigger, as they stand in it.
     keys: str | None = None
     vals: str | None = None
+    variables: list[str] = field(default_factory=list[str])
     sort: str | None = None
     size: int = DEFAULT_SIZE
     name: str = ""
@@ -92,6 +110,8 @@ class _Reader:
     def __init__(self, command: str, known: KnownFields) -> None:
         self._command = command
         self._known = known
+        # Of each variable, by its name.
+        self._named: dict[str, str] = {}
 
     def read(self) -> HistTrigger:
         body, filter_text = self._split()
@@ -99,11 +119,14 @@ class _Reader:
         if parts.keys is None:
             hint = "hist:keys=FIELD, by which hits are counted"
             raise self._error(HistCode.NO_KEYS, "", hint)
+        words = self._assignments(parts.variables)
         vals = self._vals(parts)
+        variables = self._variables(words)
         keys = self._keys(parts.keys)
         trigger = HistTrigger(
             keys=keys,
             vals=vals,
+            variables=variables,
             size=parts.size,
             name=parts.name,
             clock=parts.clock,
@@ -158,7 +181,7 @@ class _Reader:
             case "size":
                 parts.size = self._size(value)
             case _:
-                raise self._error(HistCode.NO_VARIABLES, word)
+                parts.variables.append(word)
 
     def _note(self, parts: _Parts, word: str) -> None:
         match word:
@@ -171,7 +194,7 @@ class _Reader:
             case "clear":
                 parts.is_cleared = True
             case _ if word.startswith(_ACTIONS):
-                raise self._error(HistCode.NO_VARIABLES, word)
+                raise self._error(HistCode.NO_ACTIONS, word)
             case _:
                 hint = "there are keys=, vals=, sort=, size=, name=, clock=, pause, cont, clear, "
                 hint += "nohitcount"
@@ -183,6 +206,24 @@ class _Reader:
         if not LEAST_SIZE <= size <= LARGEST_SIZE:
             raise self._error(HistCode.BAD_SIZE, text, _SIZES)
         return size
+
+    def _assignments(self, words: Sequence[str]) -> list[tuple[str, str]]:
+        found = [word.partition("=") for each in words for word in each.split(",")]
+        for at, (name, equals, text) in enumerate(found):
+            if not equals:
+                raise self._error(HistCode.MALFORMED_ASSIGNMENT, name, "VARIABLE=FIELD")
+            if at == MAX_VARIABLES:
+                raise self._error(HistCode.TOO_MANY_VARS, name)
+            self._named.setdefault(name, text)
+        return [(name, text) for name, _, text in found]
+
+    def _variables(self, words: Sequence[tuple[str, str]]) -> tuple[HistVariable, ...]:
+        found: dict[str, HistVariable] = {}
+        for name, text in words:
+            if name in found:
+                raise self._error(HistCode.DUPLICATE_VAR, name)
+            found[name] = HistVariable(name=name, field=self._field(text, allowed=_OF_VARIABLES))
+        return (*found.values(),)
 
     def _vals(self, parts: _Parts) -> tuple[HistField, ...]:
         words = parts.vals.split(",") if parts.vals is not None else []
@@ -224,8 +265,12 @@ class _Reader:
             raise self._error(HistCode.BAD_KEY, word, hint)
 
     def _field(self, word: str, *, allowed: frozenset[Modifier]) -> HistField:
-        if _OPERATORS.search(word.replace("sym-offset", "")) or word[:1] == "$":
-            raise self._error(HistCode.NO_VARIABLES, word)
+        def atom(text: str) -> HistField:
+            return self._plain(text, allowed=allowed if text == word else _OF_OPERANDS)
+
+        return ExpressionReader(self._named, atom, self._error).read(word)
+
+    def _plain(self, word: str, *, allowed: frozenset[Modifier]) -> HistField:
         name, has_modifier, modifier = word.partition(".")
         chosen, width = self._modifier(name, modifier) if has_modifier else (None, 0)
         if chosen in (Modifier.PERCENT, Modifier.GRAPH) and chosen not in allowed:
@@ -305,10 +350,10 @@ class _Reader:
 
 def _sort_of_own(word: str, fields: tuple[HistField, ...]) -> SortKey | None:
     # A value that no kernel has is named with its modifier: a field may have several.
-    for index, field in enumerate(fields, 1):
-        if field.modifier not in OWN_MODIFIERS or not word.startswith(field.text):
+    for index, each in enumerate(fields, 1):
+        if each.modifier not in OWN_MODIFIERS or not word.startswith(each.text):
             continue
-        order = word.removeprefix(field.text)
+        order = word.removeprefix(each.text)
         if order in ("", ".ascending", ".descending"):
             return SortKey(index=index, is_descending=order == ".descending")
     return None

@@ -182,6 +182,17 @@ def filter_error(code: FilterCode, *, text: str, column: int, hint: str = "") ->
 class HistCode(Enum):
     """One error; the member's name is the kernel's, its value the kernel's text."""
 
+    DUPLICATE_VAR = "Variable already defined"
+    TOO_MANY_VARS = "Too many variables defined"
+    MALFORMED_ASSIGNMENT = "Malformed assignment"
+    TOO_MANY_SUBEXPR = "Too many subexpressions (3 max)"
+    TIMESTAMP_MISMATCH = "Timestamp units in expression don't match"
+    INVALID_REF_KEY = "Using variable references in keys not supported"
+    VAR_NOT_FOUND = "Couldn't find variable"
+    INVALID_STR_OPERAND = "String type can not be an operand in expression"
+    EXPECT_NUMBER = "Expecting numeric literal"
+    UNARY_MINUS_SUBEXPR = "Unary minus not supported in sub-expressions"
+    DIVISION_BY_ZERO = "Division by zero"
     EMPTY_ASSIGNMENT = "Empty assignment"
     BAD_FIELD_MODIFIER = "Invalid field modifier"
     FIELD_NOT_FOUND = "Couldn't find field"
@@ -204,7 +215,8 @@ class HistCode(Enum):
     BAD_KEY = "Field cannot be a key"
     BAD_VAL = "Field cannot be a value"
     NOT_RECORDED = "Field is not recorded"
-    NO_VARIABLES = "Variables, expressions and actions are not supported yet"
+    BAD_EXPRESSION = "An operator has an operand on either side, and - one in parentheses"
+    NO_ACTIONS = "Actions are not supported yet"
 
 
 def hist_error(code: HistCode, *, text: str, token: str, hint: str = "") -> DefinitionError:

@@ -15,6 +15,9 @@ MAX_KEYS = 3
 MAX_VALS = 2
 """Values of a kernel's trigger, beside the hitcount."""
 MAX_SORT_KEYS = 2
+MAX_VARIABLES = 16
+MAX_OPERATORS = 3
+"""In one expression."""
 MAX_FIELDS = 16
 """Keys and values together, those that no kernel has included."""
 DEFAULT_SIZE = 1 << 11
@@ -46,8 +49,32 @@ class Special(StrEnum):
     """Ours: the probed function, by its address."""
 
 
-HistSource = Header | Special | int
-"""What a key or a value is taken from; a number is the index of an argument."""
+class Operator(StrEnum):
+    """How an expression's operands are made one number of 64 bits; the value is the kernel's."""
+
+    PLUS = "+"
+    MINUS = "-"
+    TIMES = "*"
+    OVER = "/"
+    NEGATED = "-("
+    """Of one operand."""
+
+
+class NumericLiteral(Struct, frozen=True):
+    """A number that is written in the trigger."""
+
+    value: int
+
+
+class Expression(Struct, frozen=True, kw_only=True):
+    """A number that is computed of others at each hit: two, or one that is negated."""
+
+    operator: Operator
+    operands: tuple["HistField", ...]
+
+
+HistSource = Header | Special | NumericLiteral | Expression | int
+"""What a key or a value is taken from; an ``int`` is the index of an argument."""
 
 
 class HistKind(Enum):
@@ -118,6 +145,8 @@ class HistField(Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """As the trigger's file shows it."""
+        if isinstance(self.source, NumericLiteral):
+            return str(self.source.value)
         match self.modifier:
             case None:
                 return self.name
@@ -127,6 +156,25 @@ class HistField(Struct, frozen=True, kw_only=True):
                 return f"{self.name}.p{self.width / PERCENT:g}"
             case _:
                 return f"{self.name}.{self.modifier}"
+
+    @property
+    def operands(self) -> tuple["HistField", ...]:
+        """What it is computed of, each by itself: it alone where it is no expression."""
+        if not isinstance(self.source, Expression):
+            return (self,)
+        return tuple(leaf for each in self.source.operands for leaf in each.operands)
+
+
+class HistVariable(Struct, frozen=True, kw_only=True):
+    """A name for a number of each hit."""
+
+    name: str
+    field: HistField
+
+    @property
+    def text(self) -> str:
+        """As the trigger's file shows it."""
+        return f"{self.name}={self.field.text}"
 
 
 class KnownFields(Struct, frozen=True, kw_only=True):
@@ -154,6 +202,7 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
     Attributes:
         keys: one to ``MAX_KEYS``.
         vals: beside the hitcount.
+        variables: that it names.
         sort: by what entries are sorted, the first first; one at least.
         size: how many entries the table has.
         name: what it shares its table by, or "".
@@ -166,6 +215,7 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
 
     keys: tuple[HistField, ...]
     vals: tuple[HistField, ...] = ()
+    variables: tuple[HistVariable, ...] = ()
     sort: tuple[SortKey, ...] = (SortKey(),)
     size: int = DEFAULT_SIZE
     name: str = ""
@@ -190,7 +240,7 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
     def counted(self) -> tuple[object, ...]:
         """What must be the same of all that share a table by a name, wherever a record has it."""
         fields = tuple(replace(each, source=Special.HITCOUNT) for each in self.fields)
-        return len(self.keys), fields, self.sort
+        return len(self.keys), fields, tuple(each.text for each in self.variables), self.sort
 
     @property
     def listed(self) -> str:
@@ -256,6 +306,7 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
             *([f"name={self.name}"] if self.name else []),
             f"keys={','.join(each.text for each in self.keys)}",
             f"vals={','.join(vals)}",
+            *([",".join(each.text for each in self.variables)] if self.variables else []),
             f"sort={','.join(map(self._sort_text, self.sort))}",
             f"size={self.size}",
             *([f"clock={self.clock}"] if self._has_time else []),
@@ -265,7 +316,9 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
 
     @property
     def _has_time(self) -> bool:
-        return any(each.source is Special.TIMESTAMP for each in self.fields)
+        named = (each.field for each in self.variables)
+        leaves = (leaf for field in (*self.fields, *named) for leaf in field.operands)
+        return any(each.source is Special.TIMESTAMP for each in leaves)
 
     def _sort_text(self, key: SortKey) -> str:
         name = "hitcount" if key.index == 0 else self.fields[key.index - 1].text
@@ -275,6 +328,20 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
 _BUCKETS, _MOST_BUCKETS = 2, 1 << 17
 """Entries for buckets: so many times those of a table, and twice that for each field; at most so
 many, and half of that for each."""
+
+
+DIVIDE_SHIFT = 20
+
+
+def multiplier_of(constant: int) -> int | None:
+    """Return what kernels multiply numbers with that they divide by a constant, or None.
+
+    So they do with numbers below ``1 << DIVIDE_SHIFT``: what is left of the product is shifted
+    away, and that is rounded up. None for a constant by which they divide all numbers, see
+    hist_field_get_div_fn() and div_by_mult_and_shift() in kernel/trace/trace_events_hist.c.
+    """
+    is_power = not constant & (constant - 1)
+    return None if is_power or constant >> DIVIDE_SHIFT else (1 << DIVIDE_SHIFT) // constant
 
 
 def _kept(val: HistField) -> tuple[HistField, ...]:
