@@ -1,6 +1,7 @@
 """Counts and histograms of hits: short words to the kernel's hist trigger, for all who count."""
 
 import argparse
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -75,8 +76,8 @@ def add_by(parser: argparse.ArgumentParser, default: str) -> None:
         "--by",
         type=words,
         metavar="KEY,...",
-        help="comm, pid, cpu, function, stack, ustack, or an argument, as `flags` or "
-        f"`size.log2`; up to three (default: {default})",
+        help="comm, pid, cpu, function, stack, ustack, or an argument, as `flags`, `size.log2` or "
+        f"`size/1000`; up to three (default: {default})",
     )
 
 
@@ -110,7 +111,7 @@ def want_duration(args: argparse.Namespace, words: Iterable[str]) -> None:
     """
     from kprobes.model.definition import DURATION, Kind
 
-    if all(word.partition(".")[0] != DURATION for word in words):
+    if all(DURATION not in re.split(r"\W", word) for word in words):
         return
     definitions = definitions_of(args)
     if any(arg.name == DURATION for each in definitions for arg in each.args):

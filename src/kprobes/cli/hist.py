@@ -29,6 +29,7 @@ prints the table as the kernel's hist files do. Without -o it is redrawn on a te
 counts; Ctrl-C prints it for the last time.
 
 Exit status: as of `kprobe trace`."""
+_OPERATOR = re.compile(r"[-+*/]")
 _LINEAR = re.compile(r"(\d+):(\d+):(\d+)", re.ASCII)
 
 
@@ -64,12 +65,14 @@ def run(args: argparse.Namespace, out: BinaryIO) -> int:
     """Count; return the exit code."""
     definitions = counting.definitions_of(args)
     field = args.of or _field_of(definitions)
-    counting.want_duration(args, [field])
+    if _OPERATOR.search(field):
+        raise UsageError(f"--of {field}: an expression has no buckets; kprobe count --by takes it")
+    by: list[str] = args.by or []
+    counting.want_duration(args, [field, *by])
     bounds, modifier = None, "log2"
     if args.linear is not None:
         low, high, step = args.linear
         bounds, modifier = (low, high), f"buckets={step}"
-    by: list[str] = args.by or []
     keys = [*by, f"{field}.{modifier}"]
     trigger = trigger_text(keys, sort=field, size=args.size or LARGE_SIZE)
     shown = counting.live_shown_of(args, out, bounds=bounds)
