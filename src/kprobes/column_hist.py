@@ -184,7 +184,7 @@ class ColumnHist:
 def _measured(batch: Batch, trigger: HistTrigger) -> Mask | None:
     # Which events have all durations that are asked for.
     found = None
-    for field in (leaf for each in trigger.fields for leaf in each.operands):
+    for field in (leaf for each in trigger.fields for leaf in each.leaves):
         if field.kind is HistKind.DURATION and isinstance(field.source, int):
             values, bad = batch.values[field.source], batch.faulted[field.source]
             is_known = values != 0 if bad is None else (values != 0) & ~bad

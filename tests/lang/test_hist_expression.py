@@ -42,6 +42,10 @@ def listed(text: str) -> str:
             "keys=count:ts=common_timestamp.usecs",
             "hist:keys=count:vals=hitcount:ts=common_timestamp.usecs:sort=hitcount:size=2048:clock=global",
         ),
+        (
+            "keys=count:x=count.sym-offset:vals=got-$x",
+            "hist:keys=count:vals=hitcount,got-count.sym-offset:x=count.sym-offset",
+        ),
         ("keys=count:x=path", "hist:keys=count:vals=hitcount:x=path"),
     ],
 )

@@ -53,14 +53,14 @@ _OF_VALS = OWN_MODIFIERS | {
     Modifier.PERCENT,
     Modifier.GRAPH,
 }
-_OF_VARIABLES = (
-    frozenset(Modifier)
-    - OWN_MODIFIERS
-    - {
-        Modifier.PERCENT,
-        Modifier.GRAPH,
-        Modifier.LOG2,
-        Modifier.BUCKETS,
+_OF_VARIABLES = frozenset(
+    {
+        Modifier.HEX,
+        Modifier.SYM,
+        Modifier.SYM_OFFSET,
+        Modifier.EXECNAME,
+        Modifier.SYSCALL,
+        Modifier.USECS,
     }
 )
 _OF_OPERANDS = _OF_VARIABLES | {Modifier.LOG2, Modifier.BUCKETS}

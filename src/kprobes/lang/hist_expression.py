@@ -43,7 +43,7 @@ class ExpressionReader:
             atom: returns the field of a name, with or without a modifier.
             error: returns an error, of what is wrong, where, and what would be right.
         """
-        self._variables = variables
+        self._variables = {name: _without_minus(text) for name, text in variables.items()}
         self._atom = atom
         self._error = error
         self._operators = 0
@@ -55,7 +55,7 @@ class ExpressionReader:
             DefinitionError: what is wrong, in the kernel's words.
         """
         self._operators = 0
-        return self._read(text.replace(_SYM_OFFSET, _ONE_WORD))
+        return self._read(_without_minus(text))
 
     def _read(self, text: str) -> HistField:
         if self._operators > MAX_OPERATORS:
@@ -64,7 +64,7 @@ class ExpressionReader:
         if at is None:
             return self._single(text)
         self._operators += 1
-        if text[at:1] == "-":
+        if at == 0 and text[0] == "-":
             return self._negated(text)
         left, right = text[:at], text[at + 1 :]
         if not (left and right):
@@ -118,6 +118,11 @@ class ExpressionReader:
         return self._single(plain)
 
 
+def _without_minus(text: str) -> str:
+    # That of a modifier's name, as event_hist_trigger_parse() of the kernel.
+    return text.replace(_SYM_OFFSET, _ONE_WORD)
+
+
 def _root(text: str) -> int | None:
     # Where the operator is that is done last: contains_operator() of the kernel.
     if (minus := text.rfind("-")) == 0:
@@ -133,7 +138,7 @@ def _constant(value: int) -> HistField:
 
 def _is_in_usecs(field: HistField) -> bool:
     # An expression has the units of its first operand.
-    return field.operands[0].modifier is Modifier.USECS
+    return field.leaves[0].modifier is Modifier.USECS
 
 
 def _field(expression: Expression) -> HistField:

@@ -187,7 +187,6 @@ class HistCode(Enum):
     MALFORMED_ASSIGNMENT = "Malformed assignment"
     TOO_MANY_SUBEXPR = "Too many subexpressions (3 max)"
     TIMESTAMP_MISMATCH = "Timestamp units in expression don't match"
-    INVALID_REF_KEY = "Using variable references in keys not supported"
     VAR_NOT_FOUND = "Couldn't find variable"
     INVALID_STR_OPERAND = "String type can not be an operand in expression"
     EXPECT_NUMBER = "Expecting numeric literal"

@@ -158,11 +158,11 @@ class HistField(Struct, frozen=True, kw_only=True):
                 return f"{self.name}.{self.modifier}"
 
     @property
-    def operands(self) -> tuple["HistField", ...]:
-        """What it is computed of, each by itself: it alone where it is no expression."""
+    def leaves(self) -> tuple["HistField", ...]:
+        """What it is computed of: no expressions, but itself where it is none."""
         if not isinstance(self.source, Expression):
             return (self,)
-        return tuple(leaf for each in self.source.operands for leaf in each.operands)
+        return tuple(leaf for each in self.source.operands for leaf in each.leaves)
 
 
 class HistVariable(Struct, frozen=True, kw_only=True):
@@ -317,7 +317,7 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
     @property
     def _has_time(self) -> bool:
         named = (each.field for each in self.variables)
-        leaves = (leaf for field in (*self.fields, *named) for leaf in field.operands)
+        leaves = (leaf for field in (*self.fields, *named) for leaf in field.leaves)
         return any(each.source is Special.TIMESTAMP for each in leaves)
 
     def _sort_text(self, key: SortKey) -> str:
