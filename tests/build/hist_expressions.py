@@ -24,23 +24,18 @@ def random_expression(chance: Random, names: tuple[str, ...]) -> str:
 
 def kernels_number(text: str, fields: Mapping[str, int]) -> int:
     """Return what an expression is, of numbers of 64 bits."""
-    for signs, at_last in (("+-", _sum), ("*/", _product)):
+    for signs in ("+-", "*/"):
         at = max(text.rfind(sign) for sign in signs)
         if at > 0:
             left, sign, right = text[:at], text[at], text[at + 1 :]
             numbers = kernels_number(left, fields), kernels_number(right, fields)
-            return at_last(sign, *numbers, is_constant=right.isdigit()) & U64
+            return _joined(sign, *numbers, is_constant=right.isdigit()) & U64
     return int(text) if text.isdigit() else fields[text] & U64
 
 
-def _sum(sign: str, one: int, other: int, *, is_constant: bool) -> int:
-    del is_constant
-    return one + other if sign == "+" else one - other
-
-
-def _product(sign: str, one: int, other: int, *, is_constant: bool) -> int:
-    if sign == "*":
-        return one * other
+def _joined(sign: str, one: int, other: int, *, is_constant: bool) -> int:
+    if sign != "/":
+        return {"+": one + other, "-": one - other, "*": one * other}[sign]
     if not other:
         return U64
     is_power = not other & (other - 1)

@@ -18,6 +18,15 @@ LAYOUT = make_layout(
 KNOWN = known_fields(LAYOUT)
 
 
+def check_mark(marked: str, text: str) -> None:
+    """Find out whether a trigger is refused with a text, and the mark at its ``^``."""
+    with pytest.raises(DefinitionError) as caught:
+        parse_hist(marked.replace("^", ""), KNOWN)
+
+    assert caught.value.text == text
+    assert caught.value.column == marked.index("^")
+
+
 @pytest.mark.parametrize(
     ("text", "listed"),
     [
@@ -129,13 +138,7 @@ def test_what_is_read_says_what_it_is() -> None:
     ],
 )
 def test_the_mark_stands_where_the_kernels_does(marked: str, text: str) -> None:
-    command = marked.replace("^", "")
-
-    with pytest.raises(DefinitionError) as caught:
-        parse_hist(command, KNOWN)
-
-    assert caught.value.text == text
-    assert caught.value.column == marked.index("^")
+    check_mark(marked, text)
 
 
 def test_short_words_are_the_kernels_names() -> None:

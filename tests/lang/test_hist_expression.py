@@ -2,21 +2,11 @@
 
 import pytest
 
-from kprobes.column_hist import known_fields
 from kprobes.errors import DefinitionError
 from kprobes.lang.hist import parse_hist
 from kprobes.lang.hist_expression import divided
 from kprobes.model.hist import Expression, HistField, Operator
-from tests.build.ring import make_layout
-
-LAYOUT = make_layout(
-    1,
-    ("u32", "s16", "ustring", "duration"),
-    event="read",
-    names=("count", "got", "path", "duration"),
-    can_fault=True,
-)
-KNOWN = known_fields(LAYOUT)
+from tests.lang.test_hist import KNOWN, check_mark
 
 
 def listed(text: str) -> str:
@@ -30,6 +20,7 @@ def listed(text: str) -> str:
         ("keys=got.log2:vals=got/1000", "hist:keys=got.log2:vals=hitcount,got/1000"),
         ("keys=-(count+got)", "hist:keys=-(count+got):vals=hitcount"),
         ("keys=count:vals=10/3,0x10*got", "hist:keys=count:vals=hitcount,4,16*got"),
+        ("keys=-(got)-1-2", "hist:keys=-(got)-1-2:vals=hitcount"),
         ("keys=count.log2-got.hex", "hist:keys=count.log2-got.hex:vals=hitcount"),
         ("keys=count.sym-offset-got", "hist:keys=count.sym-offset-got:vals=hitcount"),
         ("keys=count.buckets=10+got", "hist:keys=count.buckets+got:vals=hitcount"),
@@ -100,6 +91,7 @@ def test_an_expression_has_its_first_operands_sign() -> None:
         ("hist:keys=count:^junk,x=1", "Malformed assignment"),
         ("hist:keys=count:x=1,^zone", "Malformed assignment"),
         ("hist:keys=^got+got+got+got+count", "Too many subexpressions (3 max)"),
+        ("hist:keys=^-(got)-1-2-3", "Too many subexpressions (3 max)"),
         ("hist:keys=^path+1", "String type can not be an operand in expression"),
         ("hist:keys=1-^path", "String type can not be an operand in expression"),
         ("hist:keys=got-^12x", "Expecting numeric literal"),
@@ -121,13 +113,7 @@ def test_an_expression_has_its_first_operands_sign() -> None:
     ],
 )
 def test_the_mark_stands_where_the_kernels_does(marked: str, text: str) -> None:
-    command = marked.replace("^", "")
-
-    with pytest.raises(DefinitionError) as caught:
-        parse_hist(command, KNOWN)
-
-    assert caught.value.text == text
-    assert caught.value.column == marked.index("^")
+    check_mark(marked, text)
 
 
 def test_sixteen_variables_are_enough() -> None:

@@ -25,6 +25,10 @@ from tests.system.backtraces import backtraces
 Boot = Callable[..., Machine]
 """Boots a guest with these MachineOptions; the test's end closes it."""
 
+LONG = pytest.mark.arches("amd64", "arm64", sweep="arm64")
+"""Of a test that takes long on arm64: there it is a sweep."""
+ONCE = pytest.mark.arches("amd64", "arm64", matrix="arm64")
+"""Of a test of what both architectures have in common."""
 STRATEGIES = {
     "amd64": (Strategy.JUMP, Strategy.BREAKPOINT),
     "arm64": (Strategy.JUMP,),

@@ -127,6 +127,8 @@ hist:keys=count-small:sort=count
 hist:keys=-(count+small)
 hist:keys=-(count-small)
 hist:keys=-(count)+1
+hist:keys=-(count)-1
+hist:keys=-(count)-1-2-3
 hist:keys=-count
 hist:keys=count/0
 hist:keys=count/3*2

@@ -29,6 +29,7 @@ from tests.build.harmed import (
     length_of_a_run,
 )
 from tests.build.victim import kill_and_wait
+from tests.system.conftest import LONG, ONCE
 
 pytestmark = [
     pytest.mark.guest,
@@ -36,10 +37,6 @@ pytestmark = [
     pytest.mark.arches("amd64", "arm64"),
     pytest.mark.usefixtures("well_afterwards"),
 ]
-LONG = pytest.mark.arches("amd64", "arm64", sweep="arm64")
-ONCE = pytest.mark.arches("amd64", "arm64", matrix="arm64")
-"""Decided by journal and guardian, which both architectures have in common."""
-
 STORM = os.environ.get("KPROBES_STORM")
 """How many seconds the long loops take, when they are wanted."""
 RANDOM_S = float(STORM or 15)

@@ -6,6 +6,7 @@ Tracers die at the first, the second and so on of some points, until one gets th
 import pytest
 
 from tests.build.harmed import ONE, TRACEPOINTS, Scene, fail_everywhere
+from tests.system.conftest import LONG, ONCE
 
 pytestmark = [
     pytest.mark.guest,
@@ -15,9 +16,6 @@ pytestmark = [
 ]
 BOTH = f"{ONE}{TRACEPOINTS.splitlines()[0]}\n"
 """A function, and a tracepoint."""
-LONG = pytest.mark.arches("amd64", "arm64", sweep="arm64")
-ONCE = pytest.mark.arches("amd64", "arm64", matrix="arm64")
-"""Decided by journal and guardian, which both architectures have in common."""
 
 
 @pytest.mark.arches("amd64")

@@ -29,9 +29,9 @@ from tests.build.defined import plans_of
 from tests.build.dialect import DIALECTS
 from tests.build.programs import counting_loop
 from tests.build.victim import LOAD_FILES, Home, Load, Witness, named_kernel, settle, witness_of
+from tests.system.conftest import LONG
 
 pytestmark = [pytest.mark.guest, pytest.mark.harm, pytest.mark.arches("amd64", "arm64")]
-LONG = pytest.mark.arches("amd64", "arm64", sweep="arm64")
 
 STORM_S = float(os.environ.get("KPROBES_STORM", "9"))
 CYCLES = 3

@@ -15,7 +15,7 @@ from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.json_lines import objects
 from tests.build.waiting import becomes_true
-from tests.system.conftest import SUITES, boot_or_skip
+from tests.system.conftest import ONCE, SUITES, boot_or_skip
 
 KPROBE = Path(sys.executable).with_name("kprobe")
 _WAITS = b"the probes are gone; waiting for a task of the guest"
@@ -70,7 +70,6 @@ def notes(seen: dict[str, Any], title: str) -> list[str]:
 
 pytestmark = [pytest.mark.guest, pytest.mark.arches("amd64", "arm64")]
 AMD64 = pytest.mark.arches("amd64")
-ONCE = pytest.mark.arches("amd64", "arm64", matrix="arm64")
 
 EVENTS = "cd /sys/kernel/tracing; echo '{}' >kprobe_events; echo 1 >events/kprobes/enable"
 TRACED = "cd /sys/kernel/tracing; echo schedule >set_ftrace_filter; echo function >current_tracer"

@@ -3,7 +3,7 @@
     got/1000        count-got+8        -(got)        $left*2
 
 ``*`` and ``/`` come before ``+`` and ``-``, and else what stands on the left; there are no
-parentheses but those of a negated number, which is nothing else's operand.
+parentheses but those of a negated number, after which only ``-`` may come.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ _SYM_OFFSET, _ONE_WORD = ".sym-offset", ".symXoffset"
 
 
 class ExpressionReader:
-    """Reads the expressions of one trigger."""
+    """Reads one expression of a trigger."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ExpressionReader:
             atom: returns the field of a name, with or without a modifier.
             error: returns an error, of what is wrong, where, and what would be right.
         """
-        self._variables = {name: _without_minus(text) for name, text in variables.items()}
+        self._variables = variables
         self._atom = atom
         self._error = error
         self._operators = 0
@@ -54,7 +54,6 @@ class ExpressionReader:
         Raises:
             DefinitionError: what is wrong, in the kernel's words.
         """
-        self._operators = 0
         return self._read(_without_minus(text))
 
     def _read(self, text: str) -> HistField:
@@ -111,7 +110,8 @@ class ExpressionReader:
         name = text.rpartition(".")[2] if text.count(".") > 1 else text
         if name[:1] != "$":
             return self._atom(text.replace(_ONE_WORD, _SYM_OFFSET))
-        plain = self._variables.get(name[1:])
+        variable = self._variables.get(name[1:])
+        plain = None if variable is None else _without_minus(variable)
         if plain is None or name != text or plain[:1] == "$" or _root(plain) is not None:
             hint = "those of this trigger that name one field; of a call and its return there is "
             raise self._wrong(HistCode.VAR_NOT_FOUND, name[1:], f"{hint}duration")
