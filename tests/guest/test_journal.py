@@ -379,21 +379,51 @@ def test_damage_is_told_or_harmless(damage: bytes, at: int) -> None:
 _UNDO_LINE = b'{"undos": [{"phys": 1, "addr": 2, "old": "00", "new": "01", "what": ""}]}\n'
 
 
-def test_every_line_is_on_the_disk_when_it_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Nothing but the call itself shows that a file was synced.
-    synced: list[int] = []
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What was synced: inode, and its size then. Nothing but the call itself shows it."""
+    found: list[tuple[int, int]] = []
     real = os.fsync
 
     def fsync(handle: int) -> None:
-        synced.append(os.fstat(handle).st_size)
+        found.append((os.fstat(handle).st_ino, os.fstat(handle).st_size))
         real(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    made = Journal.create(TARGET)
-    made.record(UNDOS)
+    return found
 
-    assert synced[-1] == made.path.stat().st_size
-    assert len(synced) == 3, "the first line, its directory, the undos"
+
+def _state_of(path: Path) -> tuple[int, int]:
+    return path.stat().st_ino, path.stat().st_size
+
+
+def test_undos_of_a_guest_elsewhere_are_on_the_disk_when_they_are_said_to_be(
+    synced: list[tuple[int, int]],
+) -> None:
+    made = Journal.create(TARGET)
+    made.identify(build_id=b"\xab\xcd", release="6.1.0")
+    assert synced == [], "nothing is to be put back yet"
+
+    made.record(UNDOS[:1])
+    first = [_state_of(made.path), _state_of(made.path.parent)]
+    made.record(UNDOS[1:])
+    second = _state_of(made.path)
+    made.keep(UNDOS[:1])
+
+    assert synced == [*first, second, _state_of(made.path)]
+
+
+def test_nothing_waits_for_the_disk_of_a_guest_that_ends_with_it(
+    synced: list[tuple[int, int]],
+) -> None:
+    made = Journal.create(TARGET)
+    made.point(RamMap(pid=1, started="7", runs=(), arch="x86-64", registers={}))
+
+    made.record(UNDOS)
+    made.keep(UNDOS[:1])
+    Journal.reopen(journal.read(made.path)).record(UNDOS[1:])
+
+    assert synced == []
 
 
 def test_after_clearing_more_can_be_recorded() -> None:

@@ -216,7 +216,7 @@ class TextPatcher:
             warn(f"tracepoints stay on until the session ends: {error}")
 
     def stage(self, programs: Sequence[Program], gone: Sequence[Plan] = ()) -> StagedChange:
-        """Put on the disk what leading sites to some programs will write; the guest may run.
+        """Write down what leading sites to some programs will write; the guest may run.
 
         Args:
             programs: that are linked.

@@ -1,9 +1,9 @@
-"""The undo journal: what was about to be written to a guest, on disk before it is written.
+"""The undo journal: what was about to be written to a guest, in a file before it is written.
 
 One file per session under ``$XDG_STATE_HOME/kprobes/journal``, of JSON lines: which target and
 who, which kernel, what is allocated (``guest.allocations``), then a line per group of patches. Each
-is on the disk before its patches are made, so that every byte can be put back after the tracer was
-killed. Lines of allocations are not synced: these only have to outlive the tracer.
+is written before its patches are made, so that every byte can be put back after the tracer was
+killed. Of a guest that may outlive this machine it is on the disk by then, and all lines before it.
 """
 
 import json
@@ -185,6 +185,8 @@ class Journal:
         # The file and its head: whoever notices a pause writes here beside whoever arms.
         self._lock = threading.RLock()
         self._head = b""
+        self._must_sync = True
+        self._is_listed = False
         self._probes: dict[Addr, list[ArmedProbe]] = {}
         self._is_clear = True
 
@@ -203,9 +205,7 @@ class Journal:
         )
         who = {"pid": pid, "started": process_start(pid), "mark": journal.mark.hex()}
         journal._head = line_of({"version": _VERSION, "target": target, **who})
-        journal._replace(b"", is_synced=True)
-        with journal._as_state_errors():
-            _sync_directory(folder)
+        journal._replace(b"")
         return journal
 
     @classmethod
@@ -214,6 +214,7 @@ class Journal:
         journal = cls(entry.path, entry.mark)
         journal.state = journal.noted = entry.state
         journal.boot, journal._marked = entry.boot, entry.marked
+        journal._must_sync = entry.window is None
         lines = _raw_lines(entry.path)
         # Without the line that it died in.
         os.truncate(entry.path, sum(len(line) + 1 for line in lines))
@@ -258,7 +259,7 @@ class Journal:
         """Say which boot of the guest it is."""
         self.boot = boot
         value = {"addr": boot.addr, "phys": boot.phys, "value": boot.value.hex()}
-        self._write_line({"boot": value})
+        self._note({"boot": value})
 
     def note_init_text(self, text: InitText) -> None:
         """Say where the text is that the guest's boot frees."""
@@ -288,21 +289,22 @@ class Journal:
         """Say which kernel it is."""
         files = {"image": image, "symbols": symbols}
         named = {what: str(path.resolve()) if path else "" for what, path in files.items()}
-        self._write_line({"build_id": build_id.hex(), "release": release, **named})
+        self._note({"build_id": build_id.hex(), "release": release, **named})
 
     def point(self, window: RamMap) -> None:
-        """Say how others can look at the guest meanwhile."""
+        """Say how others can look at the guest meanwhile; with this machine it ends, too."""
         self._note({"window": asdict(window)})
+        self._must_sync = False
 
     def describe(self, probes: Iterable[ArmedProbe]) -> None:
         """Say which probes the next patches are for, all that their sites will have."""
         found = list(probes)
         self._probes |= by_site(found)
         # What is to be put back does not depend on it: the next record takes it to the disk.
-        self._append(probes_line(found), is_synced=False)
+        self._append(probes_line(found))
 
     def record(self, patches: Sequence[ArmedPatch]) -> None:
-        """Put undos on the disk; only then may their patches be made."""
+        """Write undos down; only then may their patches be made."""
         self._is_clear = False
         state = self.state + 1
         self._append(patches_line(patches, state), is_synced=True)
@@ -318,7 +320,7 @@ class Journal:
         places = {"phys": [p.phys for p in patches], "new": [p.new.hex() for p in patches]}
         line = {"restored": places, "sites": gone, "state": state}
         # Who puts them back once more finds them as they were.
-        self._append(line_of(line), is_synced=False)
+        self._append(line_of(line))
         self.state = state
 
     def clear(self) -> None:
@@ -348,41 +350,41 @@ class Journal:
         """Forget everything: there is nothing to put back, or no guest any more."""
         self.path.unlink(missing_ok=True)
 
-    def _write_line(self, value: dict[str, Any]) -> None:
-        self._keep(value, is_synced=True)
-
     def _note(self, value: dict[str, Any]) -> None:
-        self._keep(value, is_synced=False)
-
-    def _keep(self, value: dict[str, Any], *, is_synced: bool) -> None:
         line = line_of(value)
         with self._lock:
-            self._append(line, is_synced=is_synced)
+            self._append(line)
             self._head += line
 
-    def _replace(self, lines: bytes, *, is_synced: bool) -> None:
+    def _replace(self, lines: bytes, *, is_synced: bool = False) -> None:
         # In one step: a journal without its first lines would help nobody.
         new = self.path.with_suffix(".new")
         with self._lock, self._as_state_errors():
             with directories.create_own(new) as file:
                 file.write(self._head + lines)
-                if is_synced:
+                if is_synced and self._must_sync:
                     file.flush()
                     os.fsync(file.fileno())
             new.replace(self.path)
 
-    def _append(self, line: bytes, *, is_synced: bool) -> None:
+    def _append(self, line: bytes, *, is_synced: bool = False) -> None:
         with self._lock, self._as_state_errors(), self.path.open("ab", buffering=0) as file:
             begin, rest = file.seek(0, os.SEEK_END), memoryview(line)
             try:
                 while rest:
                     rest = rest[file.write(rest) :]
-                if is_synced:
-                    os.fsync(file.fileno())
+                if is_synced and self._must_sync:
+                    self._sync(file.fileno())
             except BaseException:
                 # Half a line would hide the next one.
                 os.ftruncate(file.fileno(), begin)
                 raise
+
+    def _sync(self, file: int) -> None:
+        os.fsync(file)
+        if not self._is_listed:
+            _sync_directory(self.path.parent)
+            self._is_listed = True
 
     @contextmanager
     def _as_state_errors(self) -> Generator[None]:
