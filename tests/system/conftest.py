@@ -19,6 +19,7 @@ from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
 from tests.build.harmed import AGAIN_S, SETTLED_S, Scene
 from tests.build.host_image import MEMORY_MIB, host_files
+from tests.build.saved_guests import SavedGuests, shared_directory
 from tests.build.victim import LOAD_FILES, Home, Load, named_kernel, settle, witness_of
 from tests.system.backtraces import backtraces
 
@@ -121,6 +122,18 @@ def patient_handlers() -> Iterator[None]:
             defaults = kind.__init__.__kwdefaults__
             assert defaults is not None
             patch.setitem(defaults, "timeout_s", MAX_TIMEOUT_S)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def booted_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have each kind of guest booted once by all processes of a run; others go on from there."""
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent
+    directory /= "saved-guests"
+    with shared_directory(directory), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Machine, "boot", SavedGuests(directory, Machine.boot).boot)
         yield
 
 

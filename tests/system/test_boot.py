@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from kprobes.errors import GuestGoneError, TargetError, UnreachableError
+import kprobes
+from kprobes.errors import (
+    FormatError,
+    GuestGoneError,
+    TargetError,
+    UnreachableError,
+    UsageError,
+)
 from kprobes.transport import console
 from kprobes.transport.qemu import Machine
 from kprobes.transport.qemu_command import MachineOptions
@@ -319,3 +327,58 @@ def test_the_console_log_has_the_kernels_warnings(guest: Machine) -> None:
     guest.run("echo '<1>a word from below' >/dev/kmsg", 180)
 
     assert becomes_true(lambda: "a word from below" in guest.console_log())
+
+
+def test_a_saved_guest_goes_on_as_often_as_wanted(boot: Boot, arch: str, tmp_path: Path) -> None:
+    place = tmp_path / 'it\'s a \\ "place"'
+    machine = boot(arch=arch, cpus=3, append="kprobes.word=7", files={"/brought": b"yes"})
+    text(machine, "echo before > /written")
+    began = text(machine, "stat -c %Y /proc/1")
+
+    machine.save(place)
+
+    text(machine, "echo afterwards > /written")
+    for _ in range(2):
+        with Machine.boot(MachineOptions(saved=place)) as again:
+            assert text(again, "cat /brought /written") == "yesbefore\n"
+            assert "kprobes.word=7" in text(again, "cat /proc/cmdline")
+            assert text(again, "nproc") == "3\n"
+            assert text(again, "stat -c %Y /proc/1") == began
+            text(again, "echo changed > /written")
+            # A guest that has gone on is one like any other.
+            again.save(tmp_path / "again")
+            with Machine.boot(MachineOptions(saved=tmp_path / "again")) as third:
+                assert text(third, "cat /written") == "changed\n"
+            shutil.rmtree(tmp_path / "again")
+    assert text(machine, "cat /written") == "afterwards\n"
+
+
+def test_a_saved_guest_is_probed_as_any(boot: Boot, arch: str, tmp_path: Path) -> None:
+    boot(arch=arch).save(tmp_path / "saved")
+
+    hits: list[int] = []
+    for _ in range(2):
+        with kprobes.boot(MachineOptions(saved=tmp_path / "saved")) as kernel:
+            kernel.probe("p:opened do_sys_openat2")
+            with kernel.record() as trace:
+                kernel.run("cat /proc/version")
+            hits.append(len(trace["opened"]))
+
+    assert hits[0] == hits[1] > 0
+
+
+def test_saving_leaves_what_is_there_and_a_damaged_state_is_told(
+    boot: Boot, arch: str, tmp_path: Path
+) -> None:
+    machine, place = boot(arch=arch), tmp_path / "saved"
+    machine.save(place)
+
+    with pytest.raises(UsageError, match="File exists"):
+        machine.save(place)
+    assert text(machine, "echo well") == "well\n"
+    (place / "state").write_bytes(b"nonsense" * 1000)
+    with pytest.raises(UnreachableError, match=r"does not go on:\n.*[Nn]ot a migration stream"):
+        Machine.boot(MachineOptions(saved=place))
+    (place / "ram").unlink()
+    with pytest.raises(FormatError, match="No such file"):
+        Machine.boot(MachineOptions(saved=place))

@@ -8,9 +8,10 @@ from types import TracebackType
 from typing import Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from kprobes.errors import GuestGoneError, UnreachableError
-from kprobes.transport import console, initramfs
+from kprobes.errors import GuestGoneError, UnreachableError, UsageError
+from kprobes.transport import console, initramfs, saved
 from kprobes.transport.address import listener_pid
 from kprobes.transport.agent import Agent, Command, Finished, Running
 from kprobes.transport.console import FifoPair
@@ -52,16 +53,11 @@ class Machine:
     """
 
     def __init__(
-        self,
-        options: MachineOptions,
-        *,
-        kernel: Path,
-        places: Places,
-        supervisor: QemuSupervisor,
-        agent: Agent,
+        self, recipe: "_Recipe", places: Places, supervisor: QemuSupervisor, agent: Agent
     ) -> None:
-        self.options = options
-        self.kernel = kernel
+        self.options = recipe.options
+        self.kernel = recipe.kernel
+        self._accel = recipe.accel
         self.pid = supervisor.pid
         self._places = places
         self._supervisor = supervisor
@@ -82,7 +78,7 @@ class Machine:
         progress: Progress = _quiet,
         is_early: bool = False,
     ) -> Self:
-        """Boot a guest and return when it can run commands.
+        """Boot a guest, or go on with a saved one, and return when it can run commands.
 
         Args:
             options: of the guest.
@@ -91,9 +87,12 @@ class Machine:
 
         Raises:
             UsageError: options that make no sense.
+            FormatError: no guest was saved there.
             UnreachableError: no QEMU, no kernel, no room, or a guest that does not come up.
         """
         options = MachineOptions() if options is None else options
+        if options.saved is not None:
+            return cls._load(options, options.saved, progress, is_early=is_early)
         recipe = _recipe(options, progress)
         progress(f"booting {recipe.kernel.name} with {recipe.accel}")
         for _ in range(0 if is_early else _BOOTS - 1):
@@ -103,33 +102,31 @@ class Machine:
         return cls._boot(recipe, is_early=is_early)
 
     @classmethod
-    def _boot(cls, recipe: "_Recipe", *, is_early: bool = False) -> Self:
-        options = recipe.options
+    def _load(
+        cls, wanted: MachineOptions, directory: Path, progress: Progress, *, is_early: bool
+    ) -> Self:
+        if is_early:
+            raise UsageError("a saved guest has booted: it is past its first instruction")
+        options = replace(saved.read(directory), boot_timeout_s=wanted.boot_timeout_s)
+        recipe = _Recipe(
+            options=options,
+            program=_program(options),
+            accel=Accel(options.accel),
+            kernel=_kernel(options, progress),
+        )
+        progress(f"going on with the guest in {directory}")
         with ExitStack() as undo:
-            places = make_places(options.memory_mib)
-            undo.callback(remove, places)
-            places.initramfs.write_bytes(recipe.archive)
-            fifos = FifoPair(places.agent)
-            undo.callback(fifos.close)
-            command = command_line(
-                options,
-                kernel=recipe.kernel,
-                accel=recipe.accel,
-                places=places,
-                is_held=is_early,
-            )
-            supervisor = undo.enter_context(
-                QemuSupervisor([str(recipe.program), *command[1:]], places)
-            )
-            agent = Agent(
-                fifos.wire(supervisor, lambda: _gone(places)),
-                longest_output=options.memory_mib * MIB,
-            )
-            machine = cls(
-                options, kernel=recipe.kernel, places=places, supervisor=supervisor, agent=agent
-            )
+            machine = cls(recipe, *_started(recipe, undo, source=directory))
+            machine._go_on(directory)
+            machine._closing = undo.pop_all()
+            return machine
+
+    @classmethod
+    def _boot(cls, recipe: "_Recipe", *, is_early: bool = False) -> Self:
+        with ExitStack() as undo:
+            machine = cls(recipe, *_started(recipe, undo, is_held=is_early))
             if is_early:
-                machine._wait_for_stub()
+                machine._wait_for_sockets()
             else:
                 machine._wait_ready()
             machine._closing = undo.pop_all()
@@ -159,6 +156,21 @@ class Machine:
     def is_alive(self) -> bool:
         """Whether QEMU runs."""
         return self._supervisor.is_alive
+
+    def save(self, directory: Path) -> None:
+        """Write this guest to a new directory: ``MachineOptions.saved`` names it afterwards.
+
+        It stands still for a moment, and goes on. No command of ours may be running in it, and
+        what is armed is saved, too: save it before the first recording.
+
+        Raises:
+            UsageError: the directory exists, or cannot be made.
+            StateError: it cannot be written.
+            UnreachableError: QEMU's monitor does not answer, or does not save it.
+        """
+        self._wait_ready()
+        options = replace(self.options, kernel=self.kernel, accel=str(self._accel))
+        saved.save(options, self._places, directory)
 
     def let_run(self) -> None:
         """Let a guest begin to boot that stands before its first instruction.
@@ -231,12 +243,22 @@ class Machine:
     ) -> None:
         self.close()
 
-    def _wait_for_stub(self) -> None:
+    def _wait_for_sockets(self) -> None:
         deadline = time.monotonic() + self.options.boot_timeout_s
-        while listener_pid(str(self.stub_address)) is None:
+        # The last that QEMU makes.
+        while listener_pid(str(self.qmp_address)) is None:
             if not self.is_alive or time.monotonic() > deadline:
                 raise UnreachableError(f"the guest did not boot: {_gone(self._places)}")
             time.sleep(_POLL_S)
+
+    def _go_on(self, directory: Path) -> None:
+        self._wait_for_sockets()
+        try:
+            saved.go_on(directory, self._places, self.options.boot_timeout_s)
+        except UnreachableError as e:
+            why = console.last_words(console.read_log(self._places.qemu_log)) or f"  {e}"
+            raise UnreachableError(f"the saved guest does not go on:\n{why}") from e
+        self._is_ready = True
 
     def _wait_ready(self) -> None:
         if self._is_ready:
@@ -261,7 +283,29 @@ class _Recipe(Struct, frozen=True, kw_only=True):
     program: Path
     accel: Accel
     kernel: Path
-    archive: bytes
+    archive: bytes = b""
+
+
+def _started(
+    recipe: _Recipe, undo: ExitStack, *, source: Path | None = None, is_held: bool = False
+) -> tuple[Places, QemuSupervisor, Agent]:
+    size_mib = recipe.options.memory_mib
+    places = make_places(size_mib)
+    undo.callback(remove, places)
+    if source is None:
+        places.initramfs.write_bytes(recipe.archive)
+    else:
+        saved.lay_out(source, places)
+    fifos = FifoPair(places.agent)
+    undo.callback(fifos.close)
+    command = command_line(
+        recipe.options, kernel=recipe.kernel, accel=recipe.accel, places=places, is_held=is_held
+    )
+    if source is not None:
+        command += saved.INCOMING
+    supervisor = undo.enter_context(QemuSupervisor([str(recipe.program), *command[1:]], places))
+    wire = fifos.wire(supervisor, lambda: _gone(places))
+    return places, supervisor, Agent(wire, longest_output=size_mib * MIB)
 
 
 def _recipe(options: MachineOptions, progress: Progress) -> _Recipe:
