@@ -56,12 +56,12 @@ class SavedGuests:
 
 
 @contextmanager
-def shared_directory(directory: Path) -> Generator[None]:
-    """Make a directory that several processes use; the last of them removes it."""
+def shared_directory(directory: Path) -> Generator[Path]:
+    """Give a directory that several processes use; the last of them removes it."""
     directory.mkdir(exist_ok=True)
     with (directory / "users").open("w") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
-        yield
+        yield directory
         try:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

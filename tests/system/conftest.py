@@ -125,15 +125,22 @@ def patient_handlers() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def booted_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Have each kind of guest booted once by all processes of a run; others go on from there."""
+@pytest.fixture(scope="session")
+def saved_guests(tmp_path_factory: pytest.TempPathFactory) -> Generator[SavedGuests]:
+    """Guests that all processes of a run have booted."""
     directory = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         directory = directory.parent
-    directory /= "saved-guests"
-    with shared_directory(directory), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Machine, "boot", SavedGuests(directory, Machine.boot).boot)
+    with shared_directory(directory / "saved-guests") as shared:
+        yield SavedGuests(shared, Machine.boot)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def booted_once(saved_guests: SavedGuests) -> Generator[None]:
+    """Have each kind of guest booted once; others go on from there."""
+    # Other directories' tests, which have QEMUs of their own, are not to see it.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Machine, "boot", saved_guests.boot)
         yield
 
 
