@@ -204,6 +204,44 @@ def test_an_expression_of_a_duration_leaves_out_what_has_none() -> None:
     assert found.hits + found.unmeasured == len(rows)
 
 
+@pytest.mark.parametrize("handler", ["onmax", "onchange"])
+@pytest.mark.parametrize("seed", range(20))
+def test_an_action_keeps_the_fields_of_the_hit_that_the_kernel_would(
+    handler: str, seed: int
+) -> None:
+    chance = random.Random(seed)
+    rows = random_rows(chance, 300)
+    ends = [0, *sorted(chance.sample(range(300), 2)), len(rows)]
+    rounds = [
+        in_order([make_batch(READ, rows[low:high])]) for low, high in itertools.pairwise(ends)
+    ]
+
+    found = counted(f"keys=comm:x=got+count:{handler}($x).save(wide,pid)", *rounds)
+
+    kept: dict[tuple[bytes], tuple[int, int, int]] = {}
+    for row in rows:
+        number = (_number(row, "got") + _number(row, "count")) & U64
+        state = kept.setdefault((row.comm,), (0, 0, 0))
+        if number > state[0] if handler == "onmax" else number != state[0]:
+            kept[row.comm,] = number, _number(row, "wide"), row.pid
+    columns = found.columns()
+    names = (f"{handler}(x)", "save(wide)", "save(common_pid)")
+    numbers = (columns[name].view(np.uint64).tolist() for name in names)
+    assert dict(zip(found.rows(), zip(*numbers, strict=True), strict=True)) == kept
+
+
+def test_an_action_sees_several_events_in_the_order_of_time() -> None:
+    first = [Row(ts=2 * n, values=(n + 1, 0, b"", 0, (0,) * 4, 0, 0)) for n in range(5)]
+    other = [Row(ts=2 * n + 1, values=(3,)) for n in range(4)]
+    pairs = [(0, 0), *((i, n + 1 - i) for n in range(4) for i in (1, 0))]
+    both = make_events([make_batch(READ, first), make_batch(OTHER, other)], pairs)
+
+    found = counted("keys=common_cpu:x=count:onchange($x).save(common_timestamp)", both)
+
+    # 1 3 2 3 3 3 4 3 5
+    assert str(found).splitlines()[6] == "\tchanged:          5  common_timestamp:          8"
+
+
 def test_a_full_table_keeps_what_came_first_of_several_events() -> None:
     # Two events share the table; in time they alternate, in their batches they do not.
     first = [Row(ts=2 * n, values=(n, 0, b"", 0, (0,) * 4, 0, 0)) for n in range(100)]

@@ -174,6 +174,48 @@ def test_what_cannot_be_told_in_between_is_refused() -> None:
         _ = counted("keys=comm").take(slice(1)) - counted("keys=comm")
 
 
+_ACTION = "keys=comm:x=count:onmax($x).save(got,wide)"
+
+
+def test_an_action_is_shown_as_the_kernel_shows_it() -> None:
+    rows = [
+        Row(ts=n, comm=b"cat", values=(number, -n, b"", 0, (0,) * 4, 0, 7 * n))
+        for n, number in enumerate((5, 9, 9, 3), 1)
+    ]
+
+    found = counted(_ACTION, in_order([make_batch(READ, rows)]))
+
+    assert str(found).splitlines()[5:7] == [
+        f"{{ comm: {'cat':<50} }} hitcount:          4",
+        f"\tmax:          9  got: {U64 - 1}  wide:         14",
+    ]
+    columns = found.columns()
+    assert [*columns] == ["comm", "hitcount", "onmax(x)", "save(got)", "save(wide)"]
+    assert [columns[name].tolist() for name in [*columns][2:]] == [[9], [-2], [14]]
+    twice = counted("keys=comm:x=count:onmax($x).save(got,got)", in_order([make_batch(READ, rows)]))
+    assert [*twice.columns()][-2:] == ["save(got)", "save(got).2"]
+
+
+@pytest.mark.parametrize("cut", [1, 120, 299])
+def test_actions_of_two_histograms_are_that_of_all_hits(cut: int) -> None:
+    rows = random_rows(random.Random(6), 300)
+
+    def part(low: int, high: int) -> Histogram:
+        return counted(_ACTION, in_order([make_batch(READ, rows[low:high])]))
+
+    whole, both = part(0, 300), part(cut, 300) + part(0, cut)
+
+    def kept(found: Histogram) -> dict[object, tuple[object, ...]]:
+        columns = [column.tolist() for column in found.columns().values()]
+        return {row[0]: row for row in zip(*columns, strict=True)}
+
+    assert kept(both) == kept(whole)
+    with pytest.raises(UsageError, match="is known of all hits"):
+        _ = whole - part(0, cut)
+    with pytest.raises(UsageError, match="other keys or values"):
+        _ = whole + counted("keys=comm")
+
+
 TRIGGER = "keys=comm:vals=got.p50,got.min,got.p99,got:size=131072:sort=got.p99.descending"
 
 

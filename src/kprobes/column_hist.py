@@ -37,6 +37,7 @@ from kprobes.model.resolved import RecordLayout, Storage
 from kprobes.model.strings import Strings
 from kprobes.resolve.hist import known_fields
 from kprobes.sinks.names import Names, TraceSource
+from kprobes.tracked import Tracked, joined, kept, nothing
 from kprobes.units import U64
 
 Groups = NDArray[np.int64]
@@ -161,6 +162,7 @@ class ColumnHist:
         return _Part(
             keys=keys,
             columns=[_taken(_number(batch, each), each) for each in trigger.columns],
+            tracked=[_taken(_number(batch, each), each) for each in trigger.tracked],
             batch=batch,
             places=places,
             unmeasured=unmeasured,
@@ -184,7 +186,8 @@ class ColumnHist:
 def _measured(batch: Batch, trigger: HistTrigger) -> Mask | None:
     # Which events have all durations that are asked for.
     found = None
-    for field in (leaf for each in trigger.fields for leaf in each.leaves):
+    asked = (*trigger.fields, *trigger.tracked)
+    for field in (leaf for each in asked for leaf in each.leaves):
         if field.kind is HistKind.DURATION and isinstance(field.source, int):
             values, bad = batch.values[field.source], batch.faulted[field.source]
             is_known = values != 0 if bad is None else (values != 0) & ~bad
@@ -338,11 +341,12 @@ class _Texts(dict[bytes | None, int]):
 
 
 class _Part(Struct, frozen=True, kw_only=True, eq=False):
-    # Events of one layout: keys, buckets last, and columns; where each stands in the order of
-    # time.
+    # Events of one layout: keys, buckets last, columns, and what an action looks at; where each
+    # stands in the order of time.
     batch: Batch
     keys: Sequence[Numbers]
     columns: Sequence[Numbers]
+    tracked: Sequence[Numbers]
     places: NDArray[np.int64]
     unmeasured: int
 
@@ -364,6 +368,7 @@ class _Table:
         self._comms: list[bytes] = []
         self._hits: Numbers = np.zeros(0, np.uint64)
         self._columns = [np.zeros(0, np.uint64) for _ in trigger.columns]
+        self._tracked = nothing(0, max(len(trigger.tracked) - 1, 0))
         self._dropped = 0
         self._unmeasured = 0
 
@@ -371,9 +376,18 @@ class _Table:
         """Count what a round has brought."""
         every = [_grouped(part) for part in parts]
         self._admit(every)
+        hits: list[Tracked] = []
+        rows: list[Groups] = []
         for each in every:
             self._unmeasured += each.part.unmeasured
-            self._add(each)
+            own = self._add(each)[each.groups]
+            if each.part.tracked:
+                has_row = own >= 0
+                hits.append(_tracked(each.part).take(np.flatnonzero(has_row)))
+                rows.append(own[has_row])
+        if hits and self.trigger.action is not None:
+            before, new = self._tracked, joined(hits)
+            self._tracked = kept(self.trigger.action.handler, before, new, np.concatenate(rows))
 
     def _admit(self, every: Sequence[_Groups]) -> None:
         # Who came first has a place, whatever its event.
@@ -397,8 +411,10 @@ class _Table:
         room = len(self._rows) - len(self._hits)
         self._hits = np.pad(self._hits, (0, room))
         self._columns = [np.pad(column, (0, room)) for column in self._columns]
+        self._tracked = joined([self._tracked, nothing(room, len(self._tracked.saved))])
 
-    def _add(self, each: _Groups) -> None:
+    def _add(self, each: _Groups) -> Groups:
+        # Return the row of each group.
         count = len(each.keys)
         rows = np.array([self._rows.get(key, -1) for key in each.keys], np.int64)
         has_row = rows >= 0
@@ -408,14 +424,15 @@ class _Table:
         is_new = self._hits[own] == 0
         self._hits[own] += hits[has_row]
         of = zip(self.trigger.columns, self._columns, each.part.columns, strict=True)
-        for field, kept, values in of:
+        for field, held, values in of:
             found = combined(values, each.groups, count, field=field)[has_row]
-            kept[own] = np.where(is_new, found, _joined(kept[own], found, field))
+            held[own] = np.where(is_new, found, _joined(held[own], found, field))
+        return rows
 
     def histogram(self, source: TraceSource, texts: _Texts) -> Histogram:
         """Return a copy, sorted."""
         names = objects(texts.names)
-        count = len(self.trigger.keys)
+        count, every = len(self.trigger.keys), np.arange(len(self._rows))
         width = count + len(self.trigger.percentiles)
         words = np.array([*self._rows], np.uint64).reshape(-1, width).T
         keys = (
@@ -431,8 +448,14 @@ class _Table:
             vals=(),
             dropped=self._dropped,
             unmeasured=self._unmeasured,
+            tracked=None if self.trigger.action is None else self._tracked.take(every),
         )
         return of_entries(found, self._columns, words[count:].view(np.int64))
+
+
+def _tracked(part: _Part) -> Tracked:
+    numbers, *saved = part.tracked
+    return Tracked(numbers=numbers, when=part.batch.ts, saved=tuple(saved))
 
 
 def _joined(one: Numbers, other: Numbers, field: HistField) -> Numbers:

@@ -21,6 +21,8 @@ from kprobes.model.hist import (
     MAX_FIELDS,
     OWN_MODIFIERS,
     Expression,
+    Handler,
+    HistAction,
     HistField,
     HistKind,
     HistTrigger,
@@ -28,6 +30,7 @@ from kprobes.model.hist import (
 )
 from kprobes.sinks.json import valid_text
 from kprobes.sinks.names import Names, TraceSource
+from kprobes.tracked import Tracked, joined, kept, nothing
 from kprobes.units import U64
 
 Numbers = NDArray[np.uint64]
@@ -55,6 +58,7 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         dropped: hits for which the table had no room.
         unmeasured: hits that are left out, as they have no duration.
         buckets: what percentiles are of, those of each field of ``trigger.percentiles``.
+        tracked: what the trigger's action has kept, or None without one.
         event: whose trigger it is, ``GROUP:EVENT``; "" where that is not one event.
     """
 
@@ -67,6 +71,7 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
     dropped: int = 0
     unmeasured: int = 0
     buckets: tuple[HitBuckets, ...] = ()
+    tracked: Tracked | None = None
     event: str = ""
 
     def __len__(self) -> int:
@@ -103,8 +108,9 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         return self.text().decode(errors="backslashreplace")
 
     def is_alike(self, other: "Histogram") -> bool:
-        """Whether another one has the same keys and values."""
-        return (self.trigger.keys, self.trigger.vals) == (other.trigger.keys, other.trigger.vals)
+        """Whether another one has the same keys, values and action."""
+        one, another = self.trigger, other.trigger
+        return (one.keys, one.vals, one.action) == (another.keys, another.vals, another.action)
 
     def rows(self) -> Iterator[tuple[object, ...]]:
         """Yield the keys of each entry."""
@@ -120,6 +126,7 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
             hitcount=self.hitcount[rows],
             vals=tuple(val[rows] for val in self.vals),
             buckets=tuple(each.take(rows) for each in self.buckets),
+            tracked=None if self.tracked is None else self.tracked.take(rows),
         )
 
     def sorted(self) -> "Histogram":
@@ -145,10 +152,11 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
         Numbers are as ``value`` has them; of a key with ``log2`` they are the ends of its buckets,
         ``buckets`` where these begin. Texts, symbols and names of tasks are ``str``. Where a key
         has a value's name that is ``NAME.sum``; other names that are there twice end with a number.
+        What an action has kept comes last: ``onmax(x)``, then ``save(got)`` of each field.
         """
         keys = [self._key_column(at) for at in range(len(self.keys))]
         vals = [self.value(at) for at in range(len(self.vals))]
-        columns = [*keys, self.hitcount.copy(), *vals]
+        columns = [*keys, self.hitcount.copy(), *vals, *self._tracked_columns()]
         return dict(zip(_names(self.trigger), columns, strict=True))
 
     def to_pandas(self) -> Any:
@@ -210,6 +218,13 @@ class Histogram(Struct, frozen=True, kw_only=True, eq=False):
             case _:
                 return key.view(np.int64).copy() if field.is_signed else key.copy()
 
+    def _tracked_columns(self) -> Iterator[Column]:
+        if self.tracked is None:
+            return
+        every = (self.tracked.numbers, *self.tracked.saved)
+        for field, numbers in zip(self.trigger.tracked, every, strict=True):
+            yield numbers.view(np.int64).copy() if field.is_signed else numbers.copy()
+
     def _ranks(self, index: int) -> NDArray[np.int64]:
         if index == 0:
             return _ranks(self.hitcount)
@@ -226,13 +241,21 @@ def _names(trigger: HistTrigger) -> list[str]:
     found: list[str] = []
     vals = (val.text if val.modifier else f"{val.text}.sum" for val in trigger.vals)
     plain = (val.text for val in trigger.vals)
+    keys = ((key.text, "") for key in trigger.keys)
+    tracked = ((text, "") for text in _tracked_names(trigger.action))
     known = {"hitcount"}
-    for text, other in (*((key.text, "") for key in trigger.keys), *zip(plain, vals, strict=True)):
+    for text, other in (*keys, *zip(plain, vals, strict=True), *tracked):
         free = (f"{text}.{n}" for n in range(2, MAX_FIELDS))
         name = next(each for each in (text, other, *free) if each and each not in known)
         known.add(name)
         found.append(name)
     return [*found[: len(trigger.keys)], "hitcount", *found[len(trigger.keys) :]]
+
+
+def _tracked_names(action: HistAction | None) -> list[str]:
+    if action is None:
+        return []
+    return [f"{action.handler}({action.variable.name})", *(f"save({e.text})" for e in action.saved)]
 
 
 def _module(name: str) -> Any:
@@ -282,6 +305,7 @@ def merged(parts: Sequence[Histogram]) -> Histogram:
         dropped=sum(part.dropped for part in parts),
         unmeasured=sum(part.unmeasured for part in parts),
         buckets=tuple(_merged_buckets(parts, which)),
+        tracked=_merged_tracked(parts, which, len(rows)),
     )
     return _with_percentiles(found).sorted()
 
@@ -291,6 +315,16 @@ def _merged_buckets(parts: Sequence[Histogram], which: NDArray[np.int64]) -> Ite
     for buckets in zip(*(part.buckets for part in parts), strict=True):
         pairs = zip(starts, buckets, strict=False)
         yield summed(buckets, [which[start:][each.entries] for start, each in pairs])
+
+
+def _merged_tracked(
+    parts: Sequence[Histogram], which: NDArray[np.int64], count: int
+) -> Tracked | None:
+    action, found = parts[0].trigger.action, [each.tracked for each in parts]
+    if action is None:
+        return None
+    every = joined([each for each in found if each is not None])
+    return kept(action.handler, nothing(count, len(action.saved)), every, which)
 
 
 def _with_percentiles(histogram: Histogram) -> Histogram:
@@ -313,6 +347,8 @@ def since(later: Histogram, earlier: Histogram) -> Histogram:
     for val in later.trigger.vals:
         if val.modifier in EXTREMES:
             raise UsageError(f"{val.text} is known of all hits, and not of those in between")
+    if later.trigger.action is not None:
+        raise UsageError(f"{later.trigger.action.text} is known of all hits, not of some")
     before = {key: row for row, key in enumerate(earlier.rows())}
     places = np.array([before.get(key, -1) for key in later.rows()], np.int64)
     if np.count_nonzero(places >= 0) < len(earlier):
@@ -417,6 +453,7 @@ def _entries(histogram: Histogram, names: Names) -> Iterator[bytes]:
     # A kernel sums up expressions, too, and does not print them: hist_trigger_entry_print().
     shown = (at for at, val in enumerate(trigger.vals) if not isinstance(val.source, Expression))
     vals = [_column(histogram, at) for at in shown]
+    tracked = _tracked(histogram) or [b""] * len(hits)
     for at, hitcount in enumerate(hits):
         keys = (
             _syscall(field, column[at], histogram.source)
@@ -429,7 +466,7 @@ def _entries(histogram: Histogram, names: Names) -> Iterator[bytes]:
         line = b"{ %b}" % text if has_stack else b"{ %b }" % text
         if trigger.has_hitcount:
             line += b" hitcount: %10d" % hitcount
-        yield line + b"".join(b" " + column[at] for column in vals) + b"\n"
+        yield line + b"".join(b" " + column[at] for column in vals) + tracked[at] + b"\n"
 
 
 def _key(field: HistField, value: int | bytes, comm: bytes, names: Names) -> bytes:
@@ -502,6 +539,19 @@ def _column(histogram: Histogram, at: int) -> Sequence[bytes]:
             return [b" %b: %10d" % (name, int(number)) for number in shown]
         case _:
             return [b" %b: %10d" % (name, number) for number in numbers]
+
+
+def _tracked(histogram: Histogram) -> list[bytes]:
+    # As the kernel's track_data_print(), which knows no sign.
+    action, tracked = histogram.trigger.action, histogram.tracked
+    if action is None or tracked is None:
+        return []
+    word = b"max" if action.handler is Handler.ON_MAX else b"changed"
+    names = [b"\n\t%b: " % word, *(b"  %b: " % _bytes(each.text) for each in action.saved)]
+    rows = zip(*(each.tolist() for each in (tracked.numbers, *tracked.saved)), strict=True)
+    return [
+        b"".join(b"%b%10d" % pair for pair in zip(names, numbers, strict=True)) for numbers in rows
+    ]
 
 
 def share_of(number: int, whole: int) -> int:

@@ -104,6 +104,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 
     Attributes:
         slot: its number in the table.
+        tracked: with an action: how often something was kept, its number, when, what is saved.
     """
 
     slot: int
@@ -112,6 +113,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     keys: tuple[int, ...]
     vals: tuple[int, ...]
     comm: bytes
+    tracked: tuple[int, ...] = ()
 
 
 class Table(Struct, frozen=True, kw_only=True):
@@ -175,7 +177,7 @@ def bucket_of(number: int) -> int:
 def read_table(trigger: HistTrigger, data: bytes) -> Table:
     """Read a table as it is drawn in ``model.hist``; its free entries must be empty."""
     head, size = 2 + _key_words(trigger), entry_size(trigger)
-    end = head + len(trigger.columns)
+    end, own = head + len(trigger.columns), _WORD * _tracked_words(trigger)
     used, dropped, unmeasured = _words(data[: 3 * _WORD])
     entries: list[Entry] = []
     for slot in range(2 * trigger.room):
@@ -190,17 +192,22 @@ def read_table(trigger: HistTrigger, data: bytes) -> Table:
             hitcount=words[1],
             keys=words[2:head],
             vals=words[head:end],
-            comm=raw[_WORD * end :],
+            comm=raw[_WORD * end : size - own],
+            tracked=words[len(words) - own // _WORD :] if own else (),
         )
         entries.append(entry)
     return Table(used=used, dropped=dropped, unmeasured=unmeasured, entries=tuple(entries))
 
 
 def entry_size(trigger: HistTrigger) -> int:
-    """Return the bytes of an entry: mark, hitcount, keys, columns, and with execname a name."""
+    """Return an entry's bytes: mark, hitcount, keys, columns, with execname a name; an action's."""
     has_comm = any(key.modifier is Modifier.EXECNAME for key in trigger.keys)
     words = 2 + _key_words(trigger) + len(trigger.columns)
-    return _WORD * (words + (2 if has_comm else 0))
+    return _WORD * (words + (2 if has_comm else 0) + _tracked_words(trigger))
+
+
+def _tracked_words(trigger: HistTrigger) -> int:
+    return 3 + len(trigger.action.saved) if trigger.action else 0
 
 
 def _key_words(trigger: HistTrigger) -> int:

@@ -14,10 +14,10 @@ from tests.codegen.test_hist import EVERY_ISA, PLAIN, SIZE, SUMS, counted
 PAIRS = [(3, -4), (-4, 3)]
 
 
-def racing(isa: Isa, trigger: str = SUMS) -> Counted:
+def racing(isa: Isa, trigger: str = SUMS, probe: str = PLAIN) -> Counted:
     """Return two functions that count in one table, the second to be called in interrupts."""
     text = f"{trigger}:size={SIZE}"
-    sites = ([make_counted(isa, PLAIN, text, number=number)] for number in range(2))
+    sites = ([make_counted(isa, probe, text, number=number)] for number in range(2))
     return Counted(isa, *sites, is_watched=True)
 
 

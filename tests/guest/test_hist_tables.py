@@ -1,19 +1,24 @@
 """The memory of hist triggers' tables: whose it is, and when it is another one's."""
 
+import struct
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from kprobes.guest.guest import GuestMemory
 from kprobes.guest.hist_tables import HistTables
+from kprobes.guest.rings import MappedRange
 from kprobes.guest.room import Retired
 from kprobes.lang.hist import parse_hist
-from kprobes.model.hist import HistTable
+from kprobes.model.hist import MARK_LEAST, TABLE_HEADER, HistTable
 from kprobes.resolve.hist import known_fields
 from kprobes.units import Addr
 from tests.build.guest import DATA, make_memory
 from tests.build.kernel import make_probe
+from tests.test_column_filter import SOURCE
 
 _SIZE = 0x4000
 
@@ -21,12 +26,12 @@ _SIZE = 0x4000
 class Tables:
     """Tables of one guest with one CPU, each of the same trigger."""
 
-    def __init__(self) -> None:
+    def __init__(self, trigger: str = "keys=got") -> None:
         self.memory: GuestMemory = make_memory()
         self.tables = HistTables()
         self._places: Iterator[int] = iter(range(DATA, DATA + 8 * _SIZE, _SIZE))
         layout = make_probe("p:a f got=$arg1", event_id=1).layout
-        found = parse_hist("keys=got", known_fields(layout, of_guest=True))
+        found = parse_hist(trigger, known_fields(layout, of_guest=True))
         self._table = HistTable(trigger=replace(found, size=64), number=0)
 
     def take(self, number: int = 0) -> Addr:
@@ -70,3 +75,34 @@ def test_where_calls_in_progress_will_count_nobody_else_does(found: Tables) -> N
     found.tables.begin([Retired()])
 
     assert found.take() == first
+
+
+def test_what_an_action_keeps_is_read_again_while_it_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = Tables("keys=got:x=got:onmax($x).save(got)")
+    place = found.take() + TABLE_HEADER
+    entry = [MARK_LEAST, 1, 7, 0, 1, 2, 3]
+    looks = 0
+    real = MappedRange.read
+
+    def read(data: MappedRange, offset: int, size: int) -> NDArray[np.uint8]:
+        # The guest keeps something twelve times, between any two looks.
+        nonlocal looks
+        words = real(data, offset, size)
+        looks += 1
+        if looks < 24:
+            entry[3] = looks
+            entry[4:] = [looks // 2] * 3
+        else:
+            entry[3:] = [24, 99, 99, 99]
+        found.memory.write(place, struct.pack("<7Q", *entry))
+        return words
+
+    monkeypatch.setattr(MappedRange, "read", read)
+    histogram = found.tables.histogram(0, SOURCE, 1)
+
+    assert histogram is not None
+    assert histogram.tracked is not None
+    assert (histogram.tracked.numbers.tolist(), histogram.tracked.saved[0].tolist()) == ([99], [99])
+    assert looks > 20

@@ -134,7 +134,7 @@ def test_what_is_read_says_what_it_is() -> None:
         ("hist:keys=^tgid", "Field is not recorded"),
         ("hist:keys=^head", "Field is not recorded"),
         ("hist:keys=count.^syscall", "Field is not recorded"),
-        ("hist:keys=count:^onmax(got)", "Actions are not supported yet"),
+        ("^hist:keys=count:onmax(got)", "No action found"),
     ],
 )
 def test_the_mark_stands_where_the_kernels_does(marked: str, text: str) -> None:

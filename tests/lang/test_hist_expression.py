@@ -109,7 +109,6 @@ def test_an_expression_has_its_first_operands_sign() -> None:
         # Ours: the kernel has no words for them.
         ("hist:keys=^got+", "An operator has an operand on either side, and - one in parentheses"),
         ("hist:keys=^-got", "An operator has an operand on either side, and - one in parentheses"),
-        ("hist:keys=got:x=got:^onmax($x).save(count)", "Actions are not supported yet"),
     ],
 )
 def test_the_mark_stands_where_the_kernels_does(marked: str, text: str) -> None:

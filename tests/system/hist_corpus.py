@@ -145,6 +145,35 @@ hist:keys=count:ts0=common_timestamp
 hist:keys=count:vals=small: sort=count
 hist:keys=count:vals=$x:x=small
 hist:keys=count:vals=$x:x=$y:y=small
+hist:keys=count:x=small:onmax($x).save(count)
+hist:keys=count:x=small:onchange($x).save(count)
+hist:keys=count:x=small:onmax($x).save(count,where,small)
+hist:keys=count:x=small:onmax($x).save( count , where )
+hist:keys=count:x=small-1:onmax($x).save(count.hex,where.sym)
+hist:keys=count:x=small,y=count:onchange($y).save(where) if count > 3
+hist:onmax($x).save(count):keys=where:x=small
+hist:keys=count:x=small:vals=where:onmax($x).save(count)
+hist:keys=count:x=small:onmax($y).save(count)
+hist:keys=count:x=small:onmax(x).save(count)
+hist:keys=count:x=small:onmax(small).save(count)
+hist:keys=count:x=small:onmax($).save(count)
+hist:keys=count:x=small:onmax($x)
+hist:keys=count:x=small:onmax($x).
+hist:keys=count:x=small:onmax($x).save
+hist:keys=count:x=small:onmax($x).save()
+hist:keys=count:x=small:onmax($x).save(count
+hist:keys=count:x=small:onmax($x).save(count,)
+hist:keys=count:x=small:onmax($x).save(junk)
+hist:keys=count:x=small:onmax($x).save(count+1)
+hist:keys=count:x=small:onmax($x).save(count,count)
+hist:keys=count:count=small:onmax($count).save(count)
+hist:keys=count:x=small:onmax($x.save(count)
+hist:keys=count:x=small:onmax $x.save(count)
+hist:keys=count:x=small:onmax($x).save(count):onmax($x).save(where)
+hist:keys=count:x=small:onmax($x).save(count):onchange($x).save(where)
+hist:keys=count:x=small:onmax($x).saved(count)
+hist:keys=count:x=small:onmax($x).junk(count)
+hist:keys=count:x=small:onmax($x).save(count,where.usecs)
 """
 """Those of which the kernel's verdict is ours."""
 NEWER = """\
@@ -159,8 +188,6 @@ NOT_OURS = """\
 hist:keys=$x:x=count+1
 hist:keys=count.syscall
 hist:keys=stacktrace
-hist:keys=count:x=small:onmax($x).save(count)
-hist:keys=count:x=small:onchange($x).save(count)
 hist:keys=count:x=small:onmax($x).snapshot()
 hist:keys=common_flags
 hist:keys=common_preempt_count

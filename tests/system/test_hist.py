@@ -74,6 +74,9 @@ TRIGGERS = [
     ("counted", "keys=count-small:vals=count*2-small,small:sort=count-small:size=4096"),
     ("counted", "keys=count/1000,small+1:vals=count.log2-small,small:sort=count/1000,small+1"),
     ("counted", "keys=small*3/small:x=count,y=count+1:sort=small*3/small"),
+    ("counted", "keys=common_cpu:x=count:sort=common_cpu:onmax($x).save(small,where)"),
+    ("counted", "keys=small:x=count/7,y=count:vals=count:sort=small:onmax($x).save(count,where)"),
+    ("returned", "keys=common_cpu:x=got:sort=common_cpu:onmax($x).save(got)"),
     ("returned", "keys=-(got+1):vals=$left:left=got:sort=-(got+1)"),
     ("returned", "keys=got:vals=got:sort=got"),
     ("returned", "keys=got.log2,common_cpu:sort=got,common_cpu"),
@@ -241,6 +244,7 @@ _READS = 400_000
 _PROGRAM, _CALL, _LOOPS = "/loop", "sched_get_priority_min", 4
 _TIMES = int(os.environ.get("KPROBES_HITS", "1000000")) // _LOOPS
 """Calls of each program, each of which gives its number, and that nobody else makes."""
+_RUNS = 10
 
 
 @pytest.mark.parametrize("of", [("counted", "common_pid,common_cpu"), ("named", "name,common_cpu")])
@@ -313,6 +317,33 @@ def test_each_of_many_hits_is_in_one_reading(guest: GuestSession, arch: str) -> 
     assert sum(part.hits for part in parts) == _LOOPS * _TIMES
     assert sum(int(part.vals[0].sum()) for part in parts) == _LOOPS * _TIMES * (_TIMES + 1) // 2
     assert sum(part.dropped for part in parts) == 0
+
+
+def test_what_an_action_keeps_is_of_one_hit_whenever_it_is_read(
+    guest: GuestSession, arch: str
+) -> None:
+    argument = "+112($arg1)" if arch == "amd64" else "+0($arg1)"
+    definition = f"p:ours/kept {DIALECTS[arch].syscall}{_CALL} num={argument}:u64 again={argument}"
+    probe = guest.probe(definition)
+    numbers: list[int] = []
+    under_way = 0
+    try:
+        # Each hit of a program is kept: its numbers go down.
+        trigger = f"keys=common_pid:x={_TIMES + 1}-num:onmax($x).save(num,again):size=128"
+        with guest.counting(trigger, probe) as counted:
+            running = guest.start(f"for i in $(seq {_RUNS}); do {_PROGRAM}; done")
+            while len(numbers) < _RUNS or numbers.count(_TIMES) < _RUNS:
+                columns = counted.read().columns()
+                numbers = columns["onmax(x)"].tolist()
+                saved = columns["save(num)"].tolist()
+                assert saved == columns["save(again)"].tolist() == [_TIMES + 1 - n for n in numbers]
+                under_way += len(numbers) - numbers.count(_TIMES)
+            assert running.wait(WAIT_S).status == 0
+    finally:
+        probe.delete()
+
+    assert numbers == [_TIMES] * _RUNS
+    assert under_way > _RUNS
 
 
 def test_every_line_of_syntax_has_the_kernels_verdict(guest: GuestSession) -> None:

@@ -305,11 +305,14 @@ def _drawn(rows: Sequence[tuple[str, int]], name: str, width: int) -> str:
 def _table(histogram: Histogram, seconds: float | None, names: Names, top: int | None) -> str:
     trigger, whole = histogram.trigger, histogram.hits
     rate = [] if seconds is None else ["HITS/S"]
-    head = ["HITS", *rate, "SHARE", *_heads(trigger.vals)]
-    count = len(head)
-    head += [key.name.upper() for key in trigger.keys]
     shown = histogram.take(slice(0, top))
     vals = [_value_texts(histogram, at)[:top] for at in range(len(trigger.vals))]
+    named = [*shown.columns().items()][1 + len(trigger.keys) + len(trigger.vals) :]
+    vals += [[f"{number:,}" for number in column.tolist()] for _, column in named]
+    tracked = [name.upper() for name, _ in named]
+    head = ["HITS", *rate, "SHARE", *_heads(trigger.vals), *tracked]
+    count = len(head)
+    head += [key.name.upper() for key in trigger.keys]
     keys = [_key_texts(shown, at, names) for at in range(len(trigger.keys))]
     counts: list[int] = shown.hitcount.tolist()
     numbers = [[f"{each:,}" for each in counts], [share_text(each, whole) for each in counts]]
@@ -369,9 +372,9 @@ def _rows(histogram: Histogram) -> Iterator[tuple[dict[str, Any], int, dict[str,
     columns = {name: column.tolist() for name, column in histogram.columns().items()}
     hits = columns.pop("hitcount")
     count = len(histogram.keys)
-    for name, field in zip(
-        columns, (*histogram.trigger.keys, *histogram.trigger.vals), strict=True
-    ):
+    trigger = histogram.trigger
+    fields = (*trigger.keys, *trigger.vals, *trigger.tracked)
+    for name, field in zip(columns, fields, strict=True):
         if field.modifier is Modifier.HEX:
             columns[name] = [f"{number & U64:#x}" for number in columns[name]]
     for number, values in zip(hits, zip(*columns.values(), strict=True), strict=True):

@@ -32,6 +32,8 @@ from kprobes.model.hist import (
     TABLE_HEADER,
     TABLE_UNMEASURED,
     TABLE_USED,
+    TRACKED_NUMBER,
+    TRACKED_SAVED,
     Expression,
     HistField,
     HistKind,
@@ -93,11 +95,51 @@ def _count(hit: _Hit) -> None:
     words = [word for key in trigger.keys for word in _words(hit, key)]
     words += [_bucket(hit.context, _number(hit, each), each) for each in trigger.percentiles]
     numbers = [_taken(hit.context, _number(hit, each), each) for each in trigger.columns]
+    tracked = [_taken(hit.context, _number(hit, each), each) for each in trigger.tracked]
     entry = _entry(hit, words)
+    if tracked:
+        _track(hit, entry, tracked)
     for at, (column, number) in enumerate(zip(trigger.columns, numbers, strict=True)):
         _sum_up(hit.context, column, f.op("add", entry, hit.table.columns + _WORD * at), number)
     # An entry without hits is not looked at: its columns come first.
     _add(hit.context, f.op("add", entry, ENTRY_HITCOUNT), const(1))
+
+
+def _track(hit: _Hit, entry: Value, tracked: list[Value]) -> None:
+    # The words are written by one hit at a time. Who interrupts it with a greater number of the
+    # same entry is dropped: else nobody would know which words are whose.
+    f = hit.context.out
+    version = f.op("add", entry, hit.table.version)
+    places = [f.op("add", version, _WORD * at) for at in range(TRACKED_NUMBER, TRACKED_SAVED)]
+    number, when = places
+    labels = (f.label(hint) for hint in ("again", "greater", "free", "busy", "own", "tracked"))
+    again, greater, free, busy, own, done = labels
+    f.jump(again)
+    f.place(again)
+    before = f.load(version)
+    f.branch(f.compare("ugt", tracked[0], f.load(number)), greater, done, is_likely=False)
+    f.place(greater)
+    is_odd = f.compare("ne", f.op("and", before, 1), 0)
+    f.branch(is_odd, busy, free, is_likely=False)
+    f.place(busy)
+    _drop(hit)
+    f.place(free)
+    seen = f.exchange(version, before, f.op("add", before, 1))
+    f.branch(f.compare("eq", seen, before), own, again, is_likely=True)
+    f.place(own)
+    f.put(number, tracked[0])
+    f.put(when, _now(hit.context))
+    for at, word in enumerate(tracked[1:], TRACKED_SAVED):
+        f.put(f.op("add", version, _WORD * at), word)
+    f.publish(version, f.op("add", before, 2))
+    f.jump(done)
+    f.place(done)
+
+
+def _now(context: Context) -> Value:
+    is_counter = context.abi.clock is None
+    f = context.out
+    return f.value("i64", context.code.counter) if is_counter else f.call("clock", ())
 
 
 def _address(context: Context, symbol: str) -> Value:
@@ -255,8 +297,7 @@ def _duration(hit: _Hit, index: int) -> Value:
     if hit.duration is not None:
         return hit.duration
     f, context = hit.context.out, hit.context
-    is_counter = context.abi.clock is None
-    now = f.value("i64", context.code.counter) if is_counter else f.call("clock", ())
+    now = _now(context)
     entered = fetch.value_of(context, hit.emitter.probe.fetches[index].operand, "")
     took = f.op("sub", now, entered)
     none, some = f.label("unmeasured"), f.label("measured")
@@ -265,7 +306,7 @@ def _duration(hit: _Hit, index: int) -> Value:
     _add(context, f.op("add", hit.place, TABLE_UNMEASURED), const(1))
     f.jump(hit.leave)
     f.place(some)
-    if is_counter:
+    if context.abi.clock is None:
         product = f.op("mul", f.resize(took, "i128"), context.abi.ns_per_count)
         took = f.resize(f.op("lshr", product, 32), "i64")
     hit.duration = took

@@ -5,10 +5,12 @@ once, and an entry is looked at when its mark says that it is whole: a hit that 
 seen the next time.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kprobes.errors import RefusedError
@@ -29,6 +31,7 @@ from kprobes.model.hist import (
     TABLE_DROPPED,
     TABLE_HEADER,
     TABLE_UNMEASURED,
+    TRACKED_NUMBER,
     HistField,
     HistKind,
     HistTable,
@@ -36,10 +39,13 @@ from kprobes.model.hist import (
 )
 from kprobes.model.resolved import COMM_SIZE
 from kprobes.sinks.names import Names, TraceSource
+from kprobes.tracked import Tracked
 from kprobes.units import Addr
 
 _WORD = 8
 _PART = 1 << 20
+_LONGEST_S = 1.0
+"""For an entry that is written whenever it is looked at: a hit takes far less than a look."""
 Words = NDArray[np.uint64]
 
 
@@ -131,15 +137,53 @@ class HistTables:
         for each in self._memories:
             table = each.table
             if table is not None and table.number == number:
-                data = each.data.read(0, table.size * cpus)
+                data = _whole(table, each.data, cpus)
                 parts = [data[cpu * table.size :][: table.size] for cpu in range(cpus)]
                 return merged([_read(table, part, source) for part in parts])
         return None
 
 
+def _tracked(words: Words) -> Tracked:
+    number, when, *saved = (column.copy() for column in words.T[TRACKED_NUMBER:])
+    return Tracked(numbers=number, when=when, saved=tuple(saved))
+
+
 def _is_among(one: Retired, others: Iterable[Retired]) -> bool:
     # Other code may have come to the same place.
     return any(one is other for other in others)
+
+
+def _whole(table: HistTable, memory: MappedRange, cpus: int) -> NDArray[np.uint8]:
+    size = table.size * cpus
+    if not table.trigger.tracked:
+        return memory.read(0, size)
+    # What an action keeps is of one hit: an entry that was written meanwhile is read again.
+    before = _versions(table, memory.read(0, size), cpus)
+    data = memory.read(0, size)
+    after = _versions(table, memory.read(0, size), cpus)
+    for cpu, slot in np.argwhere((before != after) | (before % 2 != 0)).tolist():
+        entry = cpu * table.size + TABLE_HEADER + slot * table.entry_size
+        data[entry : entry + table.entry_size] = _entry(table, memory, entry)
+    return data
+
+
+def _entry(table: HistTable, memory: MappedRange, entry: int) -> NDArray[np.uint8]:
+    # A CPU may stand in the midst of it, as its turn is over; of a guest that is paused there it is
+    # what it is then.
+    until_s = time.monotonic() + _LONGEST_S
+    while time.monotonic() < until_s:
+        before = memory.read(entry + table.version, _WORD).tobytes()
+        data = memory.read(entry, table.entry_size)
+        if before[0] % 2 == 0 and memory.read(entry + table.version, _WORD).tobytes() == before:
+            return data
+    return memory.read(entry, table.entry_size)
+
+
+def _versions(table: HistTable, data: NDArray[np.uint8], cpus: int) -> Words:
+    # Of each CPU's entries, shape (cpus, slots).
+    entries = data.reshape(cpus, -1)[:, TABLE_HEADER : table.area]
+    words = entries.reshape(cpus, table.slots, table.entry_size)
+    return words[:, :, table.version :][:, :, :_WORD].copy().view("<u8")[:, :, 0]
 
 
 def _read(table: HistTable, data: NDArray[np.uint8], source: TraceSource) -> Histogram:
@@ -164,6 +208,8 @@ def _read(table: HistTable, data: NDArray[np.uint8], source: TraceSource) -> His
     )
     first = table.columns // _WORD
     columns = [rows[:, first + at].copy() for at in range(len(table.trigger.columns))]
+    if table.trigger.tracked:
+        found = replace(found, tracked=_tracked(rows[:, table.version // _WORD :]))
     # The last words of a key, where there are percentiles.
     buckets = rows[:, first - len(table.trigger.percentiles) : first]
     return of_entries(found, columns, np.ascontiguousarray(buckets.T).view(np.int64))

@@ -2,9 +2,10 @@
 
     hist:keys=FIELD[.MOD],...[:vals=FIELD[.MOD],...][:VAR=FIELD[.MOD],...]
         [:sort=FIELD[.descending],...][:size=N]
-        [:name=NAME][:clock=CLOCK][:pause|cont|clear][:nohitcount] [if FILTER]
+        [:name=NAME][:clock=CLOCK][:pause|cont|clear][:nohitcount][:ACTION] [if FILTER]
 
-In place of a field of a number there may be an expression, see ``lang.hist_expression``.
+In place of a field of a number there may be an expression, see ``lang.hist_expression``; actions
+are in ``lang.hist_action``.
 
 As event_hist_trigger_parse() in kernel/trace/trace_events_hist.c reads it: first its parts from
 left to right, then values, keys, and what they are sorted by.
@@ -17,6 +18,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from kprobes.errors import DefinitionError
+from kprobes.lang.hist_action import ACTIONS, WrittenAction, read_action, split_action
 from kprobes.lang.hist_expression import ExpressionReader
 from kprobes.lang.lexer import read_unsigned
 from kprobes.model.codes import HistCode, hist_error
@@ -34,6 +36,7 @@ from kprobes.model.hist import (
     PERCENT,
     STACK,
     USER_STACK,
+    HistAction,
     HistField,
     HistKind,
     HistTrigger,
@@ -64,7 +67,6 @@ _OF_VARIABLES = frozenset(
     }
 )
 _OF_OPERANDS = _OF_VARIABLES | {Modifier.LOG2, Modifier.BUCKETS}
-_ACTIONS = ("onmatch(", "onmax(", "onchange(")
 _SIZES = f"a number of entries from {LEAST_SIZE} to {LARGEST_SIZE}"
 _NEAREST = 8
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,2})?)", re.ASCII)
@@ -78,6 +80,7 @@ class _Parts(Struct, kw_only=True):
     keys: str | None = None
     vals: str | None = None
     variables: list[str] = field(default_factory=list[str])
+    actions: list[str] = field(default_factory=list[str])
     sort: str | None = None
     size: int = DEFAULT_SIZE
     name: str = ""
@@ -116,6 +119,7 @@ class _Reader:
     def read(self) -> HistTrigger:
         body, filter_text = self._split()
         parts = self._parts(body)
+        written = [*map(self._written, parts.actions)]
         if parts.keys is None:
             hint = "hist:keys=FIELD, by which hits are counted"
             raise self._error(HistCode.NO_KEYS, "", hint)
@@ -136,7 +140,23 @@ class _Reader:
             has_hitcount=parts.has_hitcount,
             filter=filter_text,
         )
-        return replace(trigger, sort=self._sort(parts.sort, trigger.fields))
+        sort = self._sort(parts.sort, trigger.fields)
+        return replace(trigger, sort=sort, action=self._action(written, variables))
+
+    def _written(self, text: str) -> WrittenAction:
+        found = split_action(text, self._error)
+        why = self._known.missing.get(f"{found.handler}(")
+        if why is not None:
+            raise self._error(HistCode.NO_ACTIONS, text, why)
+        return found
+
+    def _action(
+        self, written: Sequence[WrittenAction], variables: Sequence[HistVariable]
+    ) -> HistAction | None:
+        named = {each.name: each for each in variables}
+        return read_action(
+            written, named, lambda name: self._plain(name, allowed=_OF_VARIABLES), self._error
+        )
 
     def _error(self, code: HistCode, token: str, hint: str = "") -> DefinitionError:
         return hist_error(code, text=self._command, token=token, hint=hint)
@@ -193,11 +213,11 @@ class _Reader:
                 parts.is_continued = True
             case "clear":
                 parts.is_cleared = True
-            case _ if word.startswith(_ACTIONS):
-                raise self._error(HistCode.NO_ACTIONS, word)
+            case _ if word.startswith(ACTIONS):
+                parts.actions.append(word)
             case _:
                 hint = "there are keys=, vals=, sort=, size=, name=, clock=, pause, cont, clear, "
-                hint += "nohitcount"
+                hint += "nohitcount, onmax(), onchange()"
                 raise self._error(HistCode.BAD_WORD, word, hint)
 
     def _size(self, text: str) -> int:

@@ -200,6 +200,14 @@ class HistCode(Enum):
     TOO_MANY_SORT_FIELDS = "Too many sort fields (Max = 2)"
     INVALID_SORT_FIELD = "Sort field must be a key or a val"
     NEED_NOHC_VAL = "Non-hitcount value is required for 'nohitcount'"
+    ONX_NOT_VAR = "For onmax(x) or onchange(x), x must be a variable"
+    ONX_VAR_NOT_FOUND = "Couldn't find onmax or onchange variable"
+    ONX_VAR_CREATE_FAIL = "Couldn't create onmax or onchange variable"
+    ACTION_NOT_FOUND = "No action found"
+    NO_CLOSING_PAREN = "No closing paren found"
+    INVALID_PARAM = "Invalid action parameter"
+    TOO_MANY_SAVE_ACTIONS = "Can't have more than one save() action per hist"
+    FIELD_VAR_CREATE_FAIL = "Couldn't create field variable"
     TRIGGER_ENOENT_CLEAR = "Can't clear or continue a nonexistent hist trigger"
     TRIGGER_EEXIST = "Hist trigger already exists"
     NAMED_MISMATCH = "Named hist trigger doesn't match existing named trigger (includes variables)"
@@ -215,7 +223,7 @@ class HistCode(Enum):
     BAD_VAL = "Field cannot be a value"
     NOT_RECORDED = "Field is not recorded"
     BAD_EXPRESSION = "An operator has an operand on either side, and - one in parentheses"
-    NO_ACTIONS = "Actions are not supported yet"
+    NO_ACTIONS = "No such action here"
 
 
 def hist_error(code: HistCode, *, text: str, token: str, hint: str = "") -> DefinitionError:

@@ -177,12 +177,42 @@ class HistVariable(Struct, frozen=True, kw_only=True):
         return f"{self.name}={self.field.text}"
 
 
+class Handler(StrEnum):
+    """When fields of a hit are kept: of those with the same keys; the value is the kernel's."""
+
+    ON_MAX = "onmax"
+    """It has a greater number than all before, and than 0."""
+    ON_CHANGE = "onchange"
+    """It has another number than the one before, of the first one than 0."""
+
+
+class HistAction(Struct, frozen=True, kw_only=True):
+    """Fields that each entry keeps, of one hit.
+
+    Attributes:
+        handler: says of which.
+        variable: whose number it looks at.
+        saved: what is kept, numbers all.
+    """
+
+    handler: Handler
+    variable: HistVariable
+    saved: tuple[HistField, ...]
+
+    @property
+    def text(self) -> str:
+        """As the trigger's file shows it."""
+        names = ",".join(each.text for each in self.saved)
+        return f"{self.handler}(${self.variable.name}).save({names})"
+
+
 class KnownFields(Struct, frozen=True, kw_only=True):
     """What a hist trigger of an event may name.
 
     Attributes:
         fields: by name, without modifiers.
-        missing: by name, or by modifier with its dot, why others cannot be had.
+        missing: by name, by modifier with its dot, or by what an action begins with, why others
+            cannot be had.
     """
 
     fields: Mapping[str, HistField]
@@ -203,6 +233,7 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
         keys: one to ``MAX_KEYS``.
         vals: beside the hitcount.
         variables: that it names.
+        action: what entries keep beside, or None.
         sort: by what entries are sorted, the first first; one at least.
         size: how many entries the table has.
         name: what it shares its table by, or "".
@@ -216,6 +247,7 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
     keys: tuple[HistField, ...]
     vals: tuple[HistField, ...] = ()
     variables: tuple[HistVariable, ...] = ()
+    action: HistAction | None = None
     sort: tuple[SortKey, ...] = (SortKey(),)
     size: int = DEFAULT_SIZE
     name: str = ""
@@ -240,7 +272,8 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
     def counted(self) -> tuple[object, ...]:
         """What must be the same of all that share a table by a name, wherever a record has it."""
         fields = tuple(replace(each, source=Special.HITCOUNT) for each in self.fields)
-        return len(self.keys), fields, tuple(each.text for each in self.variables), self.sort
+        variables = tuple(each.text for each in self.variables)
+        return len(self.keys), fields, variables, self.action and self.action.text, self.sort
 
     @property
     def listed(self) -> str:
@@ -251,6 +284,11 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
     def fields(self) -> tuple[HistField, ...]:
         """Values, then keys."""
         return *self.vals, *self.keys
+
+    @property
+    def tracked(self) -> tuple[HistField, ...]:
+        """What is computed for the action: the number that it looks at, then what is saved."""
+        return () if self.action is None else (self.action.variable.field, *self.action.saved)
 
     @property
     def percentiles(self) -> tuple[HistField, ...]:
@@ -294,7 +332,7 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
         """What a guest's table has: hits of events with another one are not counted in it."""
         return tuple(
             (each.kind, each.is_signed, each.is_kept, each.source is Header.COMM, each.has_program)
-            for each in self.fields
+            for each in (*self.fields, *self.tracked)
         )
 
     @property
@@ -311,13 +349,15 @@ class HistTrigger(Struct, frozen=True, kw_only=True):
             f"size={self.size}",
             *([f"clock={self.clock}"] if self._has_time else []),
             *([] if self.has_hitcount else ["nohitcount"]),
+            *([self.action.text] if self.action else []),
         ]
         return ":".join(parts) + (f" if {self.filter}" if self.filter else "")
 
     @property
     def _has_time(self) -> bool:
         named = (each.field for each in self.variables)
-        leaves = (leaf for field in (*self.fields, *named) for leaf in field.leaves)
+        saved = self.action.saved if self.action else ()
+        leaves = (leaf for field in (*self.fields, *named, *saved) for leaf in field.leaves)
         return any(each.source is Special.TIMESTAMP for each in leaves)
 
     def _sort_text(self, key: SortKey) -> str:
@@ -364,7 +404,9 @@ def _column(val: HistField) -> tuple[object, ...]:
 #
 #     0      8          16
 #     [mark] [hitcount] [key words ...] [buckets ...] [columns ...] [comm, with execname]
+#         [version, with an action] [its number] [when] [saved ...]
 #
+# The version is odd while an action's words are written, and goes up by two each time.
 # A bucket is there for each field with percentiles, and one more key: of negative numbers it is
 # negative.
 # After the last entry there may be an area for keys that are texts or stacks, drawn in
@@ -377,6 +419,8 @@ ENTRY_MARK, ENTRY_HITCOUNT, ENTRY_KEYS = 0, 8, 16
 TABLE_USED, TABLE_DROPPED, TABLE_UNMEASURED = 0, 8, 16
 TABLE_HEADER = 64
 MARK_FREE, MARK_BUSY, MARK_LEAST = 0, 1, 2
+TRACKED_NUMBER, TRACKED_WHEN, TRACKED_SAVED = 1, 2, 3
+"""Words behind the version."""
 AREA_PLACES = 8
 KEPT_SIZE, KEPT_DATA = 8, 16
 _WORD = 8
@@ -400,7 +444,13 @@ class HistTable(Struct, frozen=True, kw_only=True):
     def shape(self) -> tuple[object, ...]:
         """What machine code depends on."""
         trigger = self.trigger
-        return trigger.keys, trigger.columns, trigger.percentiles, trigger.size
+        return (
+            trigger.keys,
+            trigger.columns,
+            trigger.percentiles,
+            trigger.tracked,
+            trigger.size,
+        )
 
     @property
     def slots(self) -> int:
@@ -432,9 +482,15 @@ class HistTable(Struct, frozen=True, kw_only=True):
         return self.columns + _WORD * len(self.trigger.columns)
 
     @property
+    def version(self) -> int:
+        """Where the version of an action's words is in an entry."""
+        return self.comm + (_WORD * _COMM_WORDS if self.has_comm else 0)
+
+    @property
     def entry_size(self) -> int:
         """Bytes of an entry."""
-        return self.comm + (_WORD * _COMM_WORDS if self.has_comm else 0)
+        words = len(self.trigger.tracked)
+        return self.version + (_WORD * (TRACKED_NUMBER + 1 + words) if words else 0)
 
     @property
     def area(self) -> int:

@@ -8,6 +8,7 @@ from kprobes.model.hist import (
     STACK,
     STACK_DEPTH,
     USER_STACK,
+    Handler,
     HistField,
     HistKind,
     KnownFields,
@@ -47,7 +48,11 @@ _OF_RECORD = {
     "tgid": "records have the pid of a task's process if it is asked for: -O record-tgid",
     ".syscall": "names of system calls are known where hits are counted in a guest",
 }
-_OF_GUEST = {"common_timestamp": "in a guest times are counters, which the host makes times"}
+_OF_GUEST = {
+    "common_timestamp": "in a guest times are counters, which the host makes times",
+    f"{Handler.ON_CHANGE}(": "each CPU of a guest counts for itself, and does not see what the "
+    "others had before: record the events, and ask what was recorded",
+}
 
 
 def known_fields(layout: RecordLayout, *, of_guest: bool = False) -> KnownFields:
