@@ -40,6 +40,8 @@ pytestmark = [
 STORM = os.environ.get("KPROBES_STORM")
 """How many seconds the long loops take, when they are wanted."""
 RANDOM_S = float(STORM or 15)
+_LEAST = 5
+"""How often something is tried at random however slow this machine is."""
 
 
 def test_a_tracer_killed_over_hot_probes_leaves_a_guest_as_before_within_a_second(
@@ -289,7 +291,7 @@ def test_killed_at_random_instants_it_is_left_well(
     longest = length_of_a_run(scene)
     chance, tried, slowest = random.Random(1), 0, 0.0
     until = time.monotonic() + RANDOM_S
-    while time.monotonic() < until:
+    while tried < _LEAST or time.monotonic() < until:
         with scene.tracer() as tracer:
             tracer.go_on()
             tracer.wait_for("begin")
@@ -305,7 +307,6 @@ def test_killed_at_random_instants_it_is_left_well(
         tried, slowest = tried + 1, max(slowest, took)
     record_property("killed", tried)
     record_property("slowest_s", round(slowest, 3))
-    assert tried >= 5
 
 
 @ONCE
