@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kprobes.buckets import bucket_of
 from kprobes.column_filter import ColumnFilter
 from kprobes.errors import DefinitionError, UsageError
-from kprobes.histogram import Histogram, Numbers, combined, objects, of_entries
+from kprobes.histogram import Histogram, combined, objects, of_entries
 from kprobes.lang.hist import parse_hist
 from kprobes.model.codes import HistCode, hist_error
 from kprobes.model.events import Batch, Column, Events
@@ -37,7 +37,7 @@ from kprobes.model.resolved import RecordLayout, Storage
 from kprobes.model.strings import Strings
 from kprobes.resolve.hist import known_fields
 from kprobes.sinks.names import Names, TraceSource
-from kprobes.tracked import Tracked, joined, kept, nothing
+from kprobes.tracked import Numbers, Tracked, joined, kept, nothing
 from kprobes.units import U64
 
 Groups = NDArray[np.int64]

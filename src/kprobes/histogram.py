@@ -30,10 +30,9 @@ from kprobes.model.hist import (
 )
 from kprobes.sinks.json import valid_text
 from kprobes.sinks.names import Names, TraceSource
-from kprobes.tracked import Tracked, joined, kept, nothing
+from kprobes.tracked import Numbers, Tracked, joined, kept, nothing
 from kprobes.units import U64
 
-Numbers = NDArray[np.uint64]
 _BAR = 20
 """Characters of a graph's bar."""
 _WHOLE = 10_000

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from random import Random
@@ -332,12 +333,14 @@ def test_what_an_action_keeps_is_of_one_hit_whenever_it_is_read(
         trigger = f"keys=common_pid:x={_TIMES + 1}-num:onmax($x).save(num,again):size=128"
         with guest.counting(trigger, probe) as counted:
             running = guest.start(f"for i in $(seq {_RUNS}); do {_PROGRAM}; done")
+            deadline = time.monotonic() + WAIT_S
             while len(numbers) < _RUNS or numbers.count(_TIMES) < _RUNS:
                 columns = counted.read().columns()
                 numbers = columns["onmax(x)"].tolist()
                 saved = columns["save(num)"].tolist()
                 assert saved == columns["save(again)"].tolist() == [_TIMES + 1 - n for n in numbers]
                 under_way += len(numbers) - numbers.count(_TIMES)
+                assert time.monotonic() < deadline
             assert running.wait(WAIT_S).status == 0
     finally:
         probe.delete()

@@ -83,3 +83,9 @@ class Context(Struct, kw_only=True):
     def code(self) -> CodeInfo:
         """How this architecture's code is made."""
         return self.arch.code
+
+    def time(self) -> Value:
+        """Return the time as records have it: the raw counter, or the guest's own clock."""
+        if self.abi.clock is None:
+            return self.out.value("i64", self.code.counter)
+        return self.out.call("clock", ())

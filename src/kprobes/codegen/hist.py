@@ -110,7 +110,7 @@ def _track(hit: _Hit, entry: Value, tracked: list[Value]) -> None:
     # same entry is dropped: else nobody would know which words are whose.
     f = hit.context.out
     version = f.op("add", entry, hit.table.version)
-    places = [f.op("add", version, _WORD * at) for at in range(TRACKED_NUMBER, TRACKED_SAVED)]
+    places = (f.op("add", version, _WORD * at) for at in range(TRACKED_NUMBER, TRACKED_SAVED))
     number, when = places
     labels = (f.label(hint) for hint in ("again", "greater", "free", "busy", "own", "tracked"))
     again, greater, free, busy, own, done = labels
@@ -128,18 +128,12 @@ def _track(hit: _Hit, entry: Value, tracked: list[Value]) -> None:
     f.branch(f.compare("eq", seen, before), own, again, is_likely=True)
     f.place(own)
     f.put(number, tracked[0])
-    f.put(when, _now(hit.context))
+    f.put(when, hit.context.time())
     for at, word in enumerate(tracked[1:], TRACKED_SAVED):
         f.put(f.op("add", version, _WORD * at), word)
     f.publish(version, f.op("add", before, 2))
     f.jump(done)
     f.place(done)
-
-
-def _now(context: Context) -> Value:
-    is_counter = context.abi.clock is None
-    f = context.out
-    return f.value("i64", context.code.counter) if is_counter else f.call("clock", ())
 
 
 def _address(context: Context, symbol: str) -> Value:
@@ -297,7 +291,7 @@ def _duration(hit: _Hit, index: int) -> Value:
     if hit.duration is not None:
         return hit.duration
     f, context = hit.context.out, hit.context
-    now = _now(context)
+    now = context.time()
     entered = fetch.value_of(context, hit.emitter.probe.fetches[index].operand, "")
     took = f.op("sub", now, entered)
     none, some = f.label("unmeasured"), f.label("measured")

@@ -101,30 +101,23 @@ def _measured(context: Context, event: str) -> Generator[None]:
         return
     place = f.op("add", f.op("mul", f.address_of(event), LOAD_SIZE), loads)
     guard.count_at(context, place)
-    begun = time(context)
+    begun = context.time()
     yield
-    f.increase(f.op("add", place, _BUSY), f.op("sub", time(context), begun))
-
-
-def time(context: Context) -> Value:
-    """Return the time as records have it: the raw counter, or the guest's own clock."""
-    if context.abi.clock is None:
-        return context.out.value("i64", context.code.counter)
-    return context.out.call("clock", ())
+    f.increase(f.op("add", place, _BUSY), f.op("sub", context.time(), begun))
 
 
 def stamp(context: Context) -> Value:
     """Return the time of the hit's last record, or the time where nothing has been recorded."""
     f, stamped = context.out, context.stamped
     if stamped is None:
-        return time(context)
+        return context.time()
     before, asked, known = (f.label(hint) for hint in ("before", "asked", "known"))
     f.jump(before)
     f.place(before)
     found = f.read(stamped)
     f.branch(f.compare("eq", found, 0), asked, known, is_likely=False)
     f.place(asked)
-    now = time(context)
+    now = context.time()
     f.jump(known)
     f.place(known)
     return f.phi({before: found, asked: now})
@@ -150,7 +143,7 @@ def _emit_record(context: Context, probe: Resolved, index: int, leave: str) -> N
     f, layout = context.out, probe.layout
     size = layout.size + fetch.room_after(layout)
     word, address = _reserve(context, size, leave)
-    now = time(context)
+    now = context.time()
     f.store(f.op("add", address, resolved.COUNTER), now)
     if context.stamped is not None:
         f.assign(context.stamped, now)
